@@ -1,0 +1,233 @@
+//! The command line. Parsing has no effects: what is on disk is looked at later.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand};
+use thruway::{ByteSize, Device, Error, PathPolicy};
+
+const EXAMPLES: &str = "\
+Examples:
+  thruway demo                                  see it work on this machine, end to end
+  thruway load model/ --digest                  load a model and print the digest of each tensor
+  thruway copy model/ fast/ --max-shard-size 5GB
+  thruway inspect model.safetensors
+  thruway verify copy/ --against model/
+  thruway bench --size 4GB --json
+
+Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
+Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense.
+A path that begins with a dash goes behind `--`.";
+
+/// Moves tensors between storage and memory by the shortest path the machine has, and says which path it took.
+#[derive(Debug, Parser)]
+#[command(name = "thruway", version, after_help = EXAMPLES, arg_required_else_help = true, subcommand_required = true)]
+pub(crate) struct Args {
+    /// Print one JSON object on standard output, errors included.
+    #[arg(long, global = true, action = ArgAction::SetTrue)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show it end to end: make a model, save it, read it back every way, check every byte, compare with the limits.
+    Demo(DemoArgs),
+    /// Load a model into memory and say how it went.
+    Load(LoadArgs),
+    /// Copy a model, laid out for fast loading; as one file, as it is sharded, or sharded anew.
+    Copy(CopyArgs),
+    /// List the tensors, the files and the metadata of a model. Reads headers only.
+    Inspect(InspectArgs),
+    /// Read every byte of a model, and compare it with another one.
+    Verify(VerifyArgs),
+    /// Measure this machine's limits and Thruway on each path beside them.
+    Bench(BenchArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway demo
+  thruway demo --dir /mnt/nvme --size 8GB
+  thruway demo --model model/ --keep")]
+pub(crate) struct DemoArgs {
+    /// Directory to work in. A subdirectory is made there and removed at the end.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Bytes of the model to make, such as 512MiB or 8GB; at least 1MB.
+    #[arg(long, value_name = "SIZE", default_value = "1GB", value_parser = work_size)]
+    pub(crate) size: ByteSize,
+    /// Use this model instead of making one: a file, a directory of shards, or an index.
+    #[arg(long, value_name = "PATH", conflicts_with = "size")]
+    pub(crate) model: Option<PathBuf>,
+    /// Keep the subdirectory with the saved model.
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway load model.safetensors
+  thruway load model/ --path staged --json
+  thruway load model/ --digest > digests.txt")]
+pub(crate) struct LoadArgs {
+    /// The model: a safetensors file, a directory of shards, or an index.
+    #[arg(value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// Memory to load to: auto, host or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
+    /// Path that the bytes must take: auto, direct, staged or cached. What cannot be had is an error.
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
+    pub(crate) path: PathPolicy,
+    /// Print the SHA-256 digest of each tensor, as it lies in memory.
+    #[arg(long)]
+    pub(crate) digest: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+The target appears at once and only when it is complete and durable. A file there is replaced; a directory must be
+empty or not exist.
+
+Examples:
+  thruway copy model.safetensors copy.safetensors
+  thruway copy model/ resharded/ --max-shard-size 5GB")]
+pub(crate) struct CopyArgs {
+    /// The model: a safetensors file, a directory of shards, or an index.
+    #[arg(value_name = "SRC")]
+    pub(crate) source: PathBuf,
+    /// Where the copy goes: a file name for a model of one file, else a directory.
+    #[arg(value_name = "DST")]
+    pub(crate) target: PathBuf,
+    /// Write a directory of shards of at most this many bytes each, such as 5GB [default: as the source is].
+    #[arg(long, value_name = "SIZE", value_parser = shard_size)]
+    pub(crate) max_shard_size: Option<ByteSize>,
+    /// Path by which the source is read: auto, staged or cached.
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
+    pub(crate) path: PathPolicy,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway inspect model/
+  thruway inspect model.safetensors --json")]
+pub(crate) struct InspectArgs {
+    /// The model: a safetensors file, a directory of shards, or an index.
+    #[arg(value_name = "PATH")]
+    pub(crate) model: PathBuf,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Memory use does not depend on the size of the models. Exit status 1 if they differ.
+
+Examples:
+  thruway verify model/
+  thruway verify resharded/ --against model/")]
+pub(crate) struct VerifyArgs {
+    /// The model: a safetensors file, a directory of shards, or an index.
+    #[arg(value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// The model to compare with: names, dtypes, shapes and bytes, whatever the files.
+    #[arg(long, value_name = "OTHER")]
+    pub(crate) against: Option<PathBuf>,
+    /// Path by which the bytes are read: auto, staged or cached.
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
+    pub(crate) path: PathPolicy,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Limits are the best run of each kind, Thruway's figures are medians. Run it on an idle machine.
+
+Examples:
+  thruway bench
+  thruway bench --dir /mnt/nvme --size 16GB --repeat 5
+  thruway bench --json > machine.json")]
+pub(crate) struct BenchArgs {
+    /// Directory on the drive to measure. A subdirectory is made there and removed at the end.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Bytes of the scratch files, such as 512MiB or 8GB; at least 1MB.
+    #[arg(long, value_name = "SIZE", default_value = "1GB", value_parser = work_size)]
+    pub(crate) size: ByteSize,
+    /// Runs of each measurement, 1 to 100.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) repeat: u32,
+}
+
+/// Reads the command line of this process.
+///
+/// # Errors
+/// What clap says: a mistake, or a request for help or the version.
+pub(crate) fn parse() -> Result<Args, clap::Error> {
+    Args::try_parse()
+}
+
+/// Whether JSON was asked for, of a command line that cannot be parsed.
+pub(crate) fn wants_json(mut args: impl Iterator<Item = OsString>) -> bool {
+    args.by_ref().take_while(|arg| arg != OsStr::new("--")).any(|arg| arg == OsStr::new("--json"))
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    text.parse().map_err(|error| in_one_line(&error))
+}
+
+fn policy(text: &str) -> Result<PathPolicy, String> {
+    text.parse().map_err(|error| in_one_line(&error))
+}
+
+fn shard_size(text: &str) -> Result<ByteSize, String> {
+    sized(text, ByteSize(1))
+}
+
+fn work_size(text: &str) -> Result<ByteSize, String> {
+    sized(text, ByteSize(1_000_000))
+}
+
+fn sized(text: &str, least: ByteSize) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error| in_one_line(&error))?;
+    if size < least { Err(format!("the least is {least}")) } else { Ok(size) }
+}
+
+/// clap shows one text: the message and what to do about it.
+fn in_one_line(error: &Error) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error}: {hint}"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_option_is_explained() {
+        for command in Args::command().get_subcommands() {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn json_is_recognised_before_the_end_of_the_options_only() {
+        let wants = |args: &[&str]| wants_json(args.iter().map(OsString::from));
+        assert!(wants(&["thruway", "--json", "load"]));
+        assert!(!wants(&["thruway", "load", "--", "--json"]));
+    }
+}

@@ -1,0 +1,44 @@
+//! The commands: one file each.
+
+mod bench;
+mod copy;
+mod demo;
+mod inspect;
+mod load;
+mod verify;
+
+use std::process::ExitCode;
+
+use thruway::Device;
+
+use crate::args::{Args, Command};
+use crate::output::Output;
+
+/// Runs the command and gives the exit status.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let output = Output::new(args.json);
+    let result = match &args.command {
+        Command::Demo(args) => demo::run(args, &output),
+        Command::Load(args) => load::run(args, &output),
+        Command::Copy(args) => copy::run(args, &output),
+        Command::Inspect(args) => inspect::run(args, &output),
+        Command::Verify(args) => verify::run(args, &output),
+        Command::Bench(args) => bench::run(args, &output),
+    };
+    output.finish(result)
+}
+
+/// Which memory loads go to, and why.
+fn describe_device(asked: Device, used: Device) -> String {
+    match (asked, used) {
+        (Device::Auto, Device::Host) => "no GPU support in this build: host memory".to_owned(),
+        (_, Device::Host) => "host memory was asked for".to_owned(),
+        (Device::Auto, gpu) => format!("the first GPU that can be used: {gpu}"),
+        (_, gpu) => format!("{gpu} was asked for"),
+    }
+}
+
+/// `1 tensor`, `2 tensors`.
+fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}

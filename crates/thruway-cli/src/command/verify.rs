@@ -1,0 +1,91 @@
+//! `thruway verify`: every byte read, and compared.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use thruway::transfer::Progress;
+use thruway::{ByteSize, Result, Session, VerifyOptions};
+
+use super::counted;
+use crate::args::VerifyArgs;
+use crate::escape::{safe, safe_path};
+use crate::output::{Outcome, Output, receipt_fields, remark_notes};
+
+pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
+    let session = Session::builder().path(args.path).build()?;
+    let begun = Instant::now();
+    let model = session.open(&args.model)?;
+    remark_notes(output, &args.model, model.notes());
+    let other = args.against.as_ref().map(|path| session.open(path)).transpose()?;
+    if let (Some(path), Some(other)) = (&args.against, &other) {
+        remark_notes(output, path, other.notes());
+    }
+    let bar = output.bar("verifying", model.bytes() + other.as_ref().map_or(0, thruway::Model::bytes));
+    let mut options = VerifyOptions::default();
+    if let Some(progress) = bar.progress() {
+        options = options.progress(across_windows(progress));
+    }
+    let verdict = model.verify(other.as_ref(), &options)?;
+    drop(bar);
+    let ok = verdict.differences.is_empty();
+
+    for (tensor, difference) in &verdict.differences {
+        output.line(format!("{} {}", safe(tensor), difference.describe()))?;
+    }
+    let what = format!("{}, {}", counted(model.entries().len(), "tensor"), ByteSize(model.bytes()));
+    output.line(match (&args.against, verdict.differences.len()) {
+        (None, _) => format!("{what}: every byte can be read"),
+        (Some(other), 0) => format!("{what}: the same as {}", safe_path(other)),
+        (Some(other), count) => format!("{what}: {} from {}", counted(count, "difference"), safe_path(other)),
+    })?;
+    output.line(format!("read {}", verdict.receipt))?;
+    let mut object = receipt_fields(&verdict.receipt);
+    let differences: Vec<Value> = verdict
+        .differences
+        .iter()
+        .map(|(tensor, difference)| json!({"tensor": tensor, "difference": difference.describe()}))
+        .collect();
+    object.insert("ok".to_owned(), ok.into());
+    object.insert("path".to_owned(), args.model.to_string_lossy().into());
+    object.insert("against".to_owned(), json!(args.against.as_ref().map(|path| path.to_string_lossy())));
+    object.insert("tensors".to_owned(), model.entries().len().into());
+    // The receipt counts the other model's bytes too.
+    object.insert("bytes_read".to_owned(), verdict.receipt.bytes.into());
+    object.insert("bytes".to_owned(), model.bytes().into());
+    object.insert("differences".to_owned(), differences.into());
+    object.insert("elapsed_seconds".to_owned(), begun.elapsed().as_secs_f64().into());
+    object.insert("notes".to_owned(), json!(model.notes()));
+    output.object(&object.into())?;
+    Ok(if ok { Outcome::Fine } else { Outcome::Fault })
+}
+
+/// Verifying tells how far it is in the current window; a bar wants to know how far it is in all.
+fn across_windows(progress: Progress) -> Progress {
+    let (before, last) = (AtomicU64::new(0), AtomicU64::new(0));
+    Arc::new(move |bytes| {
+        let previous = last.swap(bytes, Ordering::Relaxed);
+        // Reports of two threads may overtake each other by a little; a new window begins far below.
+        if bytes < previous / 2 {
+            before.fetch_add(previous, Ordering::Relaxed);
+        }
+        progress(before.load(Ordering::Relaxed) + bytes);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_adds_up_across_windows() {
+        let seen = Arc::new(AtomicU64::new(0));
+        let writer = Arc::clone(&seen);
+        let progress = across_windows(Arc::new(move |bytes| writer.store(bytes, Ordering::Relaxed)));
+        for bytes in [40, 90, 80, 100, 10, 100, 5] {
+            progress(bytes);
+        }
+        assert_eq!(seen.load(Ordering::Relaxed), 205);
+    }
+}

@@ -1,0 +1,24 @@
+//! The `thruway` command: load, copy, inspect, verify and measure safetensors models.
+//!
+//! Each command parses (without effects), validates, builds and runs. Data goes to standard output, everything else
+//! to standard error.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod command;
+mod escape;
+mod machine;
+mod measure;
+mod output;
+mod scratch;
+mod synthetic;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match args::parse() {
+        Ok(args) => command::run(&args),
+        Err(usage) => output::report_usage(&usage),
+    }
+}

@@ -1,0 +1,380 @@
+//! The machine's limits, measured with as little between the clock and the hardware as there can be: copies in memory,
+//! reads from the page cache, and raw requests to the drive through the engines' contract.
+//!
+//! A limit is the best of its runs: it says what the machine can do, not what it did on average.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use thruway::io::engine::{Posix, Uring};
+use thruway::io::layer::Exact;
+use thruway::io::{Completion, Engine, Request, Wait};
+use thruway::storage::{Access, Buffering, File, Namespace, OsNamespace, Residency, drop_from_page_cache};
+use thruway::{Alignment, Direction, Error, ErrorKind, HostBuffer, Result};
+
+use crate::output::gb_per_s;
+use crate::synthetic::fill;
+
+/// One call of the plain single-threaded references.
+const PLAIN_BYTES: usize = 4 << 20;
+/// Copies in memory are of at least this much, so that no processor's cache holds it.
+const COPY_BYTES_MIN: usize = 128 << 20;
+/// More would measure nothing new.
+const COPY_BYTES_MAX: usize = 512 << 20;
+
+/// A rate, and how it was reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Rate {
+    /// Decimal gigabytes a second.
+    pub(crate) gb_per_s: f64,
+    /// The engine, depth and size of requests, or the number of threads.
+    pub(crate) how: String,
+}
+
+/// One limit of the machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Limit {
+    /// The name by which results refer to it.
+    pub(crate) name: &'static str,
+    /// The rate, or why there is none.
+    pub(crate) rate: Result<Rate, String>,
+}
+
+impl Limit {
+    fn known(name: &'static str, gb_per_s: f64, how: impl Into<String>) -> Self {
+        Self { name, rate: Ok(Rate { gb_per_s, how: how.into() }) }
+    }
+
+    /// The limit as JSON.
+    pub(crate) fn to_json(&self) -> Value {
+        let (rate, how) = match &self.rate {
+            Ok(rate) => (Some(rate.gb_per_s), &rate.how),
+            Err(reason) => (None, reason),
+        };
+        json!({"name": self.name, "gb_per_s": rate, "how": how})
+    }
+}
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Effort {
+    /// Runs of each measurement.
+    pub(crate) repeat: u32,
+    /// The depths and sizes of requests that are tried on the drive.
+    pub(crate) shapes: &'static [Shape],
+}
+
+/// How many requests are in flight, and how large they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    depth: usize,
+    chunk_bytes: usize,
+}
+
+const fn shape(depth: usize, chunk_bytes: usize) -> Shape {
+    Shape { depth, chunk_bytes }
+}
+
+impl Effort {
+    /// Enough to compare with.
+    pub(crate) const QUICK: Self = Self { repeat: 1, shapes: &[shape(32, 4 << 20), shape(8, 4 << 20), shape(32, 1 << 20)] };
+
+    /// A search for the drive's best.
+    pub(crate) const fn thorough(repeat: u32) -> Self {
+        const SHAPES: &[Shape] = &[
+            shape(32, 4 << 20),
+            shape(16, 4 << 20),
+            shape(8, 4 << 20),
+            shape(4, 4 << 20),
+            shape(64, 1 << 20),
+            shape(32, 1 << 20),
+            shape(8, 1 << 20),
+            shape(64, 256 << 10),
+        ];
+        Self { repeat, shapes: SHAPES }
+    }
+}
+
+/// The number of processors that this process may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// A number of bytes as an index; saturating, so that what does not fit is refused by whoever allocates.
+pub(crate) fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Runs `once` so many times and gives the best rate. `once` gives its own seconds.
+fn best(repeat: u32, bytes: u64, mut once: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let mut best = 0.0_f64;
+    for _ in 0..repeat {
+        best = best.max(gb_per_s(bytes, once()?));
+    }
+    Ok(best)
+}
+
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let begun = Instant::now();
+    work()?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Copies from memory to memory, with one thread and with all. Each byte copied counts once.
+pub(crate) fn memory_copy(bytes: u64, repeat: u32) -> Result<Vec<Limit>> {
+    let bytes = to_usize(bytes).clamp(COPY_BYTES_MIN, COPY_BYTES_MAX);
+    let (mut from, mut to) = (HostBuffer::new(bytes)?, HostBuffer::new(bytes)?);
+    fill(from.bytes_mut()?);
+    to.bytes_mut()?.fill(1);
+    let (from, to) = (from.bytes()?, to.bytes_mut()?);
+    let mut copy = |threads: usize| {
+        let stripe = bytes.div_ceil(threads);
+        best(repeat.max(2), bytes as u64, || {
+            timed(|| {
+                std::thread::scope(|scope| {
+                    for (to, from) in to.chunks_mut(stripe).zip(from.chunks(stripe)) {
+                        scope.spawn(|| to.copy_from_slice(from));
+                    }
+                });
+                Ok(())
+            })
+        })
+    };
+    let threads = processors();
+    Ok(vec![
+        Limit::known("memory copy, one thread", copy(1)?, "memcpy, 1 thread"),
+        Limit::known("memory copy, all threads", copy(threads)?, format!("memcpy, {threads} threads")),
+    ])
+}
+
+/// Reads a file that the page cache holds: with one thread and with all, into memory that was never touched (as a load
+/// does) and into memory that was. The file is brought into the page cache first.
+pub(crate) fn page_cache(path: &Path, repeat: u32) -> Result<Vec<Limit>> {
+    let file = OsNamespace.open(path, Access::Read, Buffering::PageCache)?;
+    let bytes = file.identity()?.length;
+    let mut warm = HostBuffer::new(to_usize(bytes))?;
+    read_striped(&*file, warm.bytes_mut()?, 1)?;
+    let mut limits = Vec::new();
+    let names = [
+        ("page cache read, one thread, fresh memory", "page cache read, one thread, warm memory", 1),
+        ("page cache read, all threads, fresh memory", "page cache read, all threads, warm memory", processors()),
+    ];
+    for (fresh_name, warm_name, threads) in names {
+        let how = format!("pread of {} MiB, {threads} threads", PLAIN_BYTES >> 20);
+        let rate = best(repeat, bytes, || {
+            let mut fresh = HostBuffer::new(to_usize(bytes))?;
+            timed(|| read_striped(&*file, fresh.bytes_mut()?, threads))
+        })?;
+        limits.push(Limit::known(fresh_name, rate, how.clone()));
+        let rate = best(repeat, bytes, || timed(|| read_striped(&*file, warm.bytes_mut()?, threads)))?;
+        limits.push(Limit::known(warm_name, rate, how));
+    }
+    Ok(limits)
+}
+
+/// Fills `target` from the file's start, each thread its own stripe.
+fn read_striped(file: &dyn File, target: &mut [u8], threads: usize) -> Result<()> {
+    let stripe = target.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let stripes = target.chunks_mut(stripe).enumerate();
+        let readers: Vec<_> =
+            stripes.map(|(number, target)| scope.spawn(move || read_plainly(file, target, (number * stripe) as u64))).collect();
+        readers.into_iter().try_for_each(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// Call after call, as `dd` does it. Stops at the end of the file.
+fn read_plainly(file: &dyn File, target: &mut [u8], mut offset: u64) -> Result<()> {
+    for piece in target.chunks_mut(PLAIN_BYTES) {
+        let mut done = 0;
+        while done < piece.len() {
+            match file.read_at(&mut piece[done..], offset) {
+                Ok(0) => return Ok(()),
+                Ok(count) => {
+                    done += count;
+                    offset += count as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::from_io("cannot read the scratch file", error).with("offset", offset)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the drive gives past the page cache: the best over several shapes of requests, and what a plain single thread
+/// gets. Uses a scratch file of `bytes` at `path`, which it leaves there. Writes count until they are synced.
+pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit>> {
+    const NAMES: [(&str, &str, Direction); 2] = [
+        ("O_DIRECT write, best", "O_DIRECT write, one at a time", Direction::Write),
+        ("O_DIRECT read, best", "O_DIRECT read, one at a time", Direction::Read),
+    ];
+    // Whole requests of every shape that is tried.
+    let bytes = (bytes.max(PLAIN_BYTES as u64)) / PLAIN_BYTES as u64 * PLAIN_BYTES as u64;
+    OsNamespace.create(path)?.allocate(bytes)?;
+    let file = match direct_file(path) {
+        Ok(file) => file,
+        Err(reason) => {
+            let names = NAMES.iter().flat_map(|(best, plain, _)| [best, plain]);
+            return Ok(names.map(|name| Limit { name, rate: Err(reason.clone()) }).collect());
+        }
+    };
+    let mut limits = Vec::new();
+    for (best_name, plain_name, direction) in NAMES {
+        limits.push(Limit { name: best_name, rate: best_shape(&file, bytes, direction, effort) });
+        let plain = best(effort.repeat, bytes, || timed(|| plain_pass(&*file, bytes, direction)));
+        let how = format!("1 thread, {} MiB", PLAIN_BYTES >> 20);
+        limits.push(Limit { name: plain_name, rate: told(plain.map(|gb_per_s| Rate { gb_per_s, how })) });
+    }
+    Ok(limits)
+}
+
+/// The file opened past the page cache, or why that cannot be.
+fn direct_file(path: &Path) -> Result<Arc<dyn File>, String> {
+    let file = told(OsNamespace.open(path, Access::Write, Buffering::Direct))?;
+    match file.direct_rules() {
+        Some(rules) if rules.offset.bytes() <= 64 << 10 => Ok(file),
+        _ => Err("the filesystem refuses O_DIRECT".to_owned()),
+    }
+}
+
+/// A limit that cannot be measured is no failure of the whole: the reason stands in its place.
+fn told<T>(result: Result<T>) -> Result<T, String> {
+    result.map_err(|error| crate::escape::safe(&error.to_string()))
+}
+
+fn plain_pass(file: &dyn File, bytes: u64, direction: Direction) -> Result<()> {
+    let mut buffer = HostBuffer::new(PLAIN_BYTES)?;
+    let buffer = buffer.bytes_mut()?;
+    fill(buffer);
+    for offset in (0..bytes).step_by(PLAIN_BYTES) {
+        match direction {
+            Direction::Read => read_plainly(file, buffer, offset)?,
+            Direction::Write => {
+                let count = file.write_at(buffer, offset).map_err(|error| Error::from_io("cannot write", error))?;
+                if count != buffer.len() {
+                    return Err(Error::new(ErrorKind::Io, "a plain write was cut short"));
+                }
+            }
+        }
+    }
+    if direction == Direction::Write { file.sync() } else { Ok(()) }
+}
+
+fn best_shape(file: &Arc<dyn File>, bytes: u64, direction: Direction, effort: Effort) -> Result<Rate, String> {
+    let mut found: Option<(f64, Shape, String)> = None;
+    for shape in effort.shapes {
+        let mut engine = told(engine(shape.depth))?;
+        let name = engine.name().to_string();
+        let rate = told(best(1, bytes, || pass(&mut engine, file, bytes, direction, *shape)))?;
+        if found.as_ref().is_none_or(|(best, ..)| rate > *best) {
+            found = Some((rate, *shape, name));
+        }
+    }
+    let Some((first, shape, name)) = found else { return Err("no shape of requests was tried".to_owned()) };
+    let mut engine = told(engine(shape.depth))?;
+    let again = told(best(effort.repeat - 1, bytes, || pass(&mut engine, file, bytes, direction, shape)))?;
+    let how = format!("{name}, {} × {} KiB in flight", shape.depth, shape.chunk_bytes >> 10);
+    Ok(Rate { gb_per_s: first.max(again), how })
+}
+
+/// io_uring, or threads where the kernel does not allow it.
+fn engine(depth: usize) -> Result<Exact<Box<dyn Engine>>> {
+    let engine: Box<dyn Engine> = match Uring::new(u32::try_from(depth).unwrap_or(u32::MAX)) {
+        Ok(uring) => Box::new(uring),
+        Err(_) => Box::new(Posix::new(depth)?),
+    };
+    Ok(Exact::new(engine))
+}
+
+/// Moves `bytes` between the file and a few buffers, always with as many requests in flight as the shape says. Gives
+/// the seconds.
+fn pass(engine: &mut dyn Engine, file: &Arc<dyn File>, bytes: u64, direction: Direction, shape: Shape) -> Result<f64> {
+    let mut buffer = HostBuffer::new(shape.depth * shape.chunk_bytes)?;
+    fill(buffer.bytes_mut()?);
+    timed(|| {
+        let chunk = shape.chunk_bytes as u64;
+        let mut offsets = (0..bytes / chunk).map(|number| number * chunk);
+        let mut free: Vec<usize> = (0..shape.depth).collect();
+        let mut done: Vec<Completion> = Vec::new();
+        loop {
+            while let Some(slot) = free.pop() {
+                let Some(offset) = offsets.next() else { break };
+                let range = slot * shape.chunk_bytes..(slot + 1) * shape.chunk_bytes;
+                let region = if direction == Direction::Read { buffer.region(range)? } else { buffer.source(range)? };
+                let file = Arc::clone(file);
+                let segments = vec![region];
+                let request =
+                    Request { token: slot, direction, file, offset, segments, needed: chunk, alignment: Alignment::PAGE };
+                engine.submit(request).map_err(|_| Error::new(ErrorKind::Io, "the engine takes fewer requests than it says"))?;
+            }
+            if engine.in_flight() == 0 {
+                break;
+            }
+            engine.complete(&mut done, Wait::ForOne)?;
+            for Completion { request, result } in done.drain(..) {
+                result.map_err(|error| Error::from_io("the drive failed", error).with("offset", request.offset))?;
+                free.push(request.token);
+            }
+        }
+        if direction == Direction::Write { file.sync() } else { Ok(()) }
+    })
+}
+
+/// Makes the page cache forget a file. `Err` says why it still holds some of it.
+///
+/// # Errors
+/// Whatever the filesystem reports.
+pub(crate) fn chill(path: &Path) -> Result<Result<(), &'static str>> {
+    let file = OsNamespace.open(path, Access::Read, Buffering::PageCache)?;
+    // Another process's reads or the kernel's own batches may keep a page for a moment.
+    let mut left = drop_from_page_cache(&*file)?;
+    for _ in 0..3 {
+        if left == Residency::None {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        left = drop_from_page_cache(&*file)?;
+    }
+    Ok(match left {
+        Residency::None => Ok(()),
+        Residency::All => Err("the page cache keeps the file (a filesystem in memory, or a lock on its pages)"),
+        Residency::Some => Err("the page cache keeps some of the file"),
+        Residency::Unknown => Err("the kernel does not tell what the page cache holds"),
+    })
+}
+
+/// Brings a file into the page cache, all of it if there is room.
+///
+/// # Errors
+/// Whatever the filesystem reports.
+pub(crate) fn warm(path: &Path) -> Result<()> {
+    let file = OsNamespace.open(path, Access::Read, Buffering::PageCache)?;
+    let length = file.identity()?.length;
+    let mut buffer = HostBuffer::new(PLAIN_BYTES)?;
+    for offset in (0..length).step_by(PLAIN_BYTES) {
+        read_plainly(&*file, buffer.bytes_mut()?, offset)?;
+    }
+    Ok(())
+}
+
+/// The middle of some figures; of an even number the lower of the two.
+pub(crate) fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_one_of_the_figures() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.0);
+        assert_eq!(median(&[]), 0.0);
+    }
+}

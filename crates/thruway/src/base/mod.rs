@@ -1,0 +1,8 @@
+//! What every layer may use: the error type, quantities with units, and settings.
+
+pub mod error;
+pub mod settings;
+pub mod units;
+
+pub use error::{Error, ErrorKind, Result};
+pub use units::{Alignment, ByteSize, Extent};

@@ -1,0 +1,134 @@
+//! Settings: every number that a user may turn, its default, and the environment variable that overrides it.
+//!
+//! | variable | meaning | unit | default |
+//! |---|---|---|---|
+//! | `THRUWAY_ENGINE` | engine past the page cache: `auto`, `uring` or `posix` | | `auto` |
+//! | `THRUWAY_QUEUE_DEPTH` | requests that it keeps in flight | requests | 32 |
+//! | `THRUWAY_THREADS` | threads that copy out of the page cache | threads | processors, at most 12 |
+//! | `THRUWAY_CHUNK_SIZE` | the largest request, and a slot of the ring | bytes (`4MiB`) | 4 MiB |
+//! | `THRUWAY_RING_SIZE` | the most staging memory | bytes (`256MiB`) | 256 MiB |
+
+use super::error::{Error, ErrorKind, Result, printable};
+use super::units::{Alignment, ByteSize};
+
+/// Which engine moves bytes past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// io_uring, or threads where the kernel does not allow it.
+    #[default]
+    Auto,
+    /// io_uring, or an error that says why not.
+    Uring,
+    /// Threads.
+    Posix,
+}
+
+/// What a session can be tuned with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Which engine moves bytes past the page cache.
+    pub engine: EngineChoice,
+    /// How many requests that engine keeps in flight. 32 of 4 MiB read best on every drive measured.
+    pub queue_depth: usize,
+    /// How many threads copy out of the page cache. One moves 8 to 11 GB/s; 8 to 12 fill a PCIe link.
+    pub threads: usize,
+    /// The largest request, and the size of a slot of the ring, in bytes. A multiple of a page.
+    pub chunk_bytes: usize,
+    /// The most staging memory, in bytes.
+    pub ring_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            engine: EngineChoice::Auto,
+            queue_depth: 32,
+            threads: processors.clamp(1, 12),
+            chunk_bytes: 4 << 20,
+            ring_bytes: 256 << 20,
+        }
+    }
+}
+
+impl Settings {
+    /// The defaults, overridden by the environment.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a value that cannot be; it names the variable.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(&|name| std::env::var(name).ok())
+    }
+
+    fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut settings = Self::default();
+        let refuse = |name: &str, value: &str, hint: &str| {
+            Err(Error::new(ErrorKind::InvalidInput, format!("{name}={} cannot be used", printable(value))).with_hint(hint))
+        };
+        if let Some(value) = lookup("THRUWAY_ENGINE") {
+            settings.engine = match value.as_str() {
+                "auto" => EngineChoice::Auto,
+                "uring" => EngineChoice::Uring,
+                "posix" => EngineChoice::Posix,
+                _ => return refuse("THRUWAY_ENGINE", &value, "set it to auto, uring or posix"),
+            };
+        }
+        let counts = [("THRUWAY_QUEUE_DEPTH", 1024, &mut settings.queue_depth), ("THRUWAY_THREADS", 256, &mut settings.threads)];
+        for (name, max, setting) in counts {
+            if let Some(value) = lookup(name) {
+                match value.parse() {
+                    Ok(count) if (1..=max).contains(&count) => *setting = count,
+                    _ => return refuse(name, &value, &format!("set it to a number from 1 to {max}")),
+                }
+            }
+        }
+        // A chunk up to 1 GiB fits every engine's request; the ring needs room for one slab of four at least.
+        let sizes = [
+            ("THRUWAY_CHUNK_SIZE", 4096, 1_u64 << 30, &mut settings.chunk_bytes),
+            ("THRUWAY_RING_SIZE", 4096, 1 << 40, &mut settings.ring_bytes),
+        ];
+        for (name, min, max, setting) in sizes {
+            if let Some(value) = lookup(name) {
+                let bytes = value.parse::<ByteSize>().ok().map(ByteSize::bytes);
+                match bytes.filter(|bytes| (min..=max).contains(bytes) && Alignment::PAGE.divides(*bytes)) {
+                    Some(bytes) => *setting = usize::try_from(bytes).unwrap_or(usize::MAX),
+                    None => return refuse(name, &value, &format!("set it to a multiple of 4096 from 4KiB to {}", ByteSize(max))),
+                }
+            }
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Settings> {
+        Settings::from_lookup(&|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn the_environment_overrides_the_defaults() {
+        let settings =
+            from(&[("THRUWAY_ENGINE", "posix"), ("THRUWAY_RING_SIZE", "64MiB"), ("THRUWAY_THREADS", "3")]).expect("valid");
+        assert_eq!((settings.engine, settings.ring_bytes, settings.threads), (EngineChoice::Posix, 64 << 20, 3));
+        assert_eq!(from(&[]).expect("defaults"), Settings::default());
+    }
+
+    #[test]
+    fn nonsense_names_its_variable() {
+        for (name, value) in [
+            ("THRUWAY_ENGINE", "aio"),
+            ("THRUWAY_QUEUE_DEPTH", "0"),
+            ("THRUWAY_THREADS", "many"),
+            ("THRUWAY_CHUNK_SIZE", "5000"),
+            ("THRUWAY_CHUNK_SIZE", "2GiB"),
+            ("THRUWAY_RING_SIZE", "-1"),
+        ] {
+            let error = from(&[(name, value)]).expect_err(value);
+            assert!(error.message().contains(name), "{error}");
+            assert!(error.hint().is_some());
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Which way bytes travel, and why.
+//!
+//! The choice is made range by range from facts: what the destination is, whether the filesystem takes
+//! `O_DIRECT`, and what the page cache already holds. A file that is in the page cache is copied from there
+//! (a drive read would run at the drive's speed and a copy runs at memory speed); one that is not is read
+//! past it (buffered, 8.7 GB cost 20 s of CPU; direct, 0.2 s). The reason is recorded with every range.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::base::{Error, ErrorKind, Extent, Result};
+use crate::memory::MemoryKind;
+use crate::storage::{DirectRules, Residency};
+
+/// How bytes travel between storage and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Path {
+    /// The drive's DMA engine moves them into or out of GPU memory; proven by counters.
+    Direct,
+    /// cuFile reported success, and nothing proves which way it went.
+    Unverified,
+    /// Past the page cache into the ring, then copied on.
+    Staged,
+    /// Through the page cache.
+    Cached,
+    /// Past the page cache, straight into or out of host memory.
+    Plain,
+}
+
+impl Path {
+    /// The name as it stands in receipts and on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Unverified => "unverified",
+            Self::Staged => "staged",
+            Self::Cached => "cached",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What the caller demands of the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PathPolicy {
+    /// The fastest that the machine has; the receipt says which and why.
+    #[default]
+    Auto,
+    /// This one or an error. `Direct`, `Staged` and `Cached` can be required.
+    Require(Path),
+}
+
+impl FromStr for PathPolicy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "auto" => Self::Auto,
+            "direct" => Self::Require(Path::Direct),
+            "staged" => Self::Require(Path::Staged),
+            "cached" => Self::Require(Path::Cached),
+            _ => {
+                return Err(Error::new(ErrorKind::InvalidInput, format!("'{}' is no path", crate::base::error::printable(text)))
+                    .with_hint("use auto, direct, staged or cached"));
+            }
+        })
+    }
+}
+
+/// Where bytes are taken from or brought to on the storage side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// The drive, past the page cache.
+    Drive,
+    /// The page cache.
+    PageCache,
+}
+
+/// A range of a file, where its bytes come from or go to, and why.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// The range. Spans of a file are in order and leave no gap.
+    pub extent: Extent,
+    /// The storage side of the path.
+    pub source: Source,
+    /// Whether even ranges that could go straight must go through the ring.
+    pub ring_only: bool,
+    /// Why, in words.
+    pub reason: Arc<str>,
+}
+
+/// The facts of a file that the choice depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct FileFacts {
+    /// Its length in bytes.
+    pub length: u64,
+    /// What `O_DIRECT` demands; `None` where it is refused.
+    pub direct: Option<DirectRules>,
+}
+
+/// Residency is decided in windows of this many bytes, aligned in the file. Large enough that both kinds of
+/// transfer reach full speed within one, small enough that a half-cached file gains.
+const WINDOW_BYTES: u64 = 16 << 20;
+
+/// Refuses what can be known to be impossible without looking at a file.
+///
+/// # Errors
+/// [`PathUnavailable`](ErrorKind::PathUnavailable) with the missing piece, or
+/// [`InvalidInput`](ErrorKind::InvalidInput) for a path that cannot be required.
+pub fn check(policy: PathPolicy, memory: MemoryKind) -> Result<()> {
+    match policy {
+        PathPolicy::Require(Path::Direct) if memory == MemoryKind::Host => {
+            Err(Error::new(ErrorKind::PathUnavailable, "the direct path needs GPU memory, and this is host memory")
+                .with_hint("choose a GPU with --device cuda:N, or another path: auto, staged or cached"))
+        }
+        PathPolicy::Require(path @ (Path::Unverified | Path::Plain)) => {
+            Err(Error::new(ErrorKind::InvalidInput, format!("'{path}' is an outcome and cannot be required"))
+                .with_hint("require direct, staged or cached, or use auto"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The spans of a file that is read, covering `extent`.
+///
+/// # Errors
+/// [`PathUnavailable`](ErrorKind::PathUnavailable) if the policy requires what the filesystem refuses.
+pub fn read_spans(
+    facts: FileFacts,
+    extent: Extent,
+    policy: PathPolicy,
+    residency: &dyn Fn(Extent) -> Residency,
+) -> Result<Vec<Span>> {
+    if let Some(span) = required(facts, extent, policy)? {
+        return Ok(vec![span]);
+    }
+    if facts.direct.is_none() {
+        return Ok(vec![span(extent, Source::PageCache, "the filesystem refuses O_DIRECT")]);
+    }
+    let mut spans: Vec<Span> = Vec::new();
+    let decide = |extent: Extent, residency: Residency| match residency {
+        Residency::All => span(extent, Source::PageCache, "in the page cache"),
+        Residency::None => span(extent, Source::Drive, "not in the page cache"),
+        Residency::Some => span(extent, Source::Drive, "only partly in the page cache"),
+        Residency::Unknown => span(extent, Source::Drive, "the kernel does not tell what the page cache holds"),
+    };
+    match residency(extent) {
+        Residency::Some => {
+            let mut start = extent.offset;
+            while start < extent.end() {
+                let end = ((start / WINDOW_BYTES + 1) * WINDOW_BYTES).min(extent.end());
+                let window = Extent::new(start, end - start);
+                let next = decide(window, residency(window));
+                match spans.last_mut() {
+                    Some(last) if last.reason == next.reason => last.extent.length += window.length,
+                    _ => spans.push(next),
+                }
+                start = end;
+            }
+        }
+        uniform => spans.push(decide(extent, uniform)),
+    }
+    Ok(spans)
+}
+
+/// The span of a file that is written, covering `extent`.
+///
+/// # Errors
+/// [`PathUnavailable`](ErrorKind::PathUnavailable) if the policy requires what the filesystem refuses.
+pub fn write_span(facts: FileFacts, extent: Extent, policy: PathPolicy) -> Result<Span> {
+    if let Some(span) = required(facts, extent, policy)? {
+        return Ok(span);
+    }
+    Ok(match facts.direct {
+        Some(_) => span(extent, Source::Drive, "a new file is written past the page cache"),
+        None => span(extent, Source::PageCache, "the filesystem refuses O_DIRECT"),
+    })
+}
+
+fn required(facts: FileFacts, extent: Extent, policy: PathPolicy) -> Result<Option<Span>> {
+    match policy {
+        PathPolicy::Require(Path::Staged) if facts.direct.is_none() => {
+            Err(Error::new(ErrorKind::PathUnavailable, "the staged path needs O_DIRECT, which this filesystem refuses")
+                .with_hint("use --path cached or auto, or put the file on ext4 or xfs"))
+        }
+        PathPolicy::Require(Path::Staged) => {
+            Ok(Some(Span { ring_only: true, ..span(extent, Source::Drive, "the staged path was required") }))
+        }
+        PathPolicy::Require(Path::Cached) => Ok(Some(span(extent, Source::PageCache, "the cached path was required"))),
+        _ => Ok(None),
+    }
+}
+
+fn span(extent: Extent, source: Source, reason: &str) -> Span {
+    Span { extent, source, ring_only: false, reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Alignment;
+
+    const DIRECT: FileFacts =
+        FileFacts { length: 100 << 20, direct: Some(DirectRules { memory: Alignment::PAGE, offset: Alignment::PAGE }) };
+    const REFUSED: FileFacts = FileFacts { length: 100 << 20, direct: None };
+    const ALL: Extent = Extent::new(8, (100 << 20) - 8);
+
+    #[test]
+    fn residency_decides_window_by_window_without_gap_or_overlap() {
+        // The first 40 MiB are cached: two whole windows and half of the third.
+        let cached_bytes = 40 << 20;
+        let residency = |extent: Extent| match (extent.end() <= cached_bytes, extent.offset >= cached_bytes) {
+            (true, _) => Residency::All,
+            (_, true) => Residency::None,
+            _ => Residency::Some,
+        };
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &residency).expect("possible");
+        let sources: Vec<Source> = spans.iter().map(|span| span.source).collect();
+        assert_eq!(sources, [Source::PageCache, Source::Drive, Source::Drive]);
+        assert_eq!(spans[0].extent, Extent::new(8, (32 << 20) - 8));
+        assert!(spans.windows(2).all(|pair| pair[0].extent.end() == pair[1].extent.offset));
+        assert_eq!(spans.last().map(|span| span.extent.end()), Some(ALL.end()));
+    }
+
+    #[test]
+    fn what_is_unknown_is_read_from_the_drive() {
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &|_| Residency::Unknown).expect("possible");
+        assert_eq!(spans[0].source, Source::Drive);
+    }
+
+    #[test]
+    fn a_filesystem_without_o_direct_goes_through_the_page_cache_and_says_so() {
+        let spans = read_spans(REFUSED, ALL, PathPolicy::Auto, &|_| Residency::None).expect("possible");
+        assert_eq!(spans[0].source, Source::PageCache);
+        assert!(spans[0].reason.contains("O_DIRECT"));
+        let error = read_spans(REFUSED, ALL, PathPolicy::Require(Path::Staged), &|_| Residency::None).expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::PathUnavailable);
+        assert_eq!(write_span(REFUSED, ALL, PathPolicy::Auto).expect("possible").source, Source::PageCache);
+    }
+
+    #[test]
+    fn direct_to_host_memory_is_refused_and_outcomes_cannot_be_required() {
+        let error = check(PathPolicy::Require(Path::Direct), MemoryKind::Host).expect_err("no GPU memory");
+        assert_eq!(error.kind(), ErrorKind::PathUnavailable);
+        for path in [Path::Plain, Path::Unverified] {
+            assert_eq!(
+                check(PathPolicy::Require(path), MemoryKind::Host).expect_err("an outcome").kind(),
+                ErrorKind::InvalidInput
+            );
+        }
+        check(PathPolicy::Require(Path::Cached), MemoryKind::Host).expect("possible");
+    }
+}

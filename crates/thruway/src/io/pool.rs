@@ -1,0 +1,141 @@
+//! Engines at hand: made when first needed, kept for the next transfer.
+
+use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Engine;
+use super::engine::{Posix, Uring};
+use super::layer::{Exact, Monitored};
+use super::policy::Source;
+use crate::base::settings::EngineChoice;
+use crate::base::{Error, ErrorKind, Result};
+use crate::telemetry::Counters;
+
+/// An engine and, if it is not the one that was wanted, why.
+#[derive(Debug)]
+pub struct Made {
+    /// The bare engine.
+    pub engine: Box<dyn Engine>,
+    /// What the receipt must say beside the reason for the path.
+    pub note: Option<Arc<str>>,
+}
+
+/// Makes engines. Tests put fault injection and simulated disks here.
+pub trait EngineFactory: Send + Sync + Debug {
+    /// A bare engine for transfers with this storage side.
+    ///
+    /// # Errors
+    /// If the engine that was demanded cannot be had.
+    fn make(&self, source: Source) -> Result<Made>;
+}
+
+/// The operating system's engines.
+#[derive(Clone, Copy, Debug)]
+pub struct OsEngines {
+    /// Which engine reads and writes past the page cache.
+    pub choice: EngineChoice,
+    /// How many requests that engine keeps in flight.
+    pub depth: usize,
+    /// How many threads copy out of the page cache.
+    pub threads: usize,
+}
+
+impl EngineFactory for OsEngines {
+    fn make(&self, source: Source) -> Result<Made> {
+        let posix = |threads: usize| Posix::new(threads).map(|engine| Box::new(engine) as Box<dyn Engine>);
+        if source == Source::PageCache {
+            return Ok(Made { engine: posix(self.threads)?, note: None });
+        }
+        // A thread waits for one drive request at a time, so depth takes as many threads.
+        let direct_threads = self.depth.min(32);
+        if self.choice == EngineChoice::Posix {
+            return Ok(Made { engine: posix(direct_threads)?, note: Some("the posix engine was chosen".into()) });
+        }
+        match Uring::new(u32::try_from(self.depth).unwrap_or(u32::MAX)) {
+            Ok(engine) => Ok(Made { engine: Box::new(engine), note: None }),
+            Err(refused) if self.choice == EngineChoice::Uring => {
+                Err(Error::new(ErrorKind::Unsupported, refused.to_string()).with_hint("let the engine be chosen: auto"))
+            }
+            Err(refused) => Ok(Made { engine: posix(direct_threads)?, note: Some(refused.to_string().into()) }),
+        }
+    }
+}
+
+/// The engines of a session. Each transfer borrows one for each storage side that it needs.
+#[derive(Debug)]
+pub struct EnginePool {
+    factory: Box<dyn EngineFactory>,
+    counters: Arc<Counters>,
+    idle: Mutex<Vec<(Source, Made)>>,
+}
+
+impl EnginePool {
+    /// An empty pool.
+    pub fn new(factory: Box<dyn EngineFactory>, counters: Arc<Counters>) -> Self {
+        Self { factory, counters, idle: Mutex::default() }
+    }
+
+    /// An engine with its layers, for this transfer alone until it is dropped.
+    ///
+    /// # Errors
+    /// What the factory gives.
+    pub fn take(&self, source: Source) -> Result<Pooled<'_>> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = idle.iter().position(|(for_source, _)| *for_source == source).map(|index| idle.swap_remove(index).1);
+        drop(idle);
+        let made = match found {
+            Some(made) => made,
+            None => {
+                let Made { engine, note } = self.factory.make(source)?;
+                let layered = Monitored::new(Exact::new(engine), Arc::clone(&self.counters));
+                Made { engine: Box::new(layered), note }
+            }
+        };
+        Ok(Pooled { pool: self, source, made: Some(made) })
+    }
+}
+
+/// A borrowed engine. It returns to the pool when dropped idle; one that still has requests in flight is
+/// dropped instead, which waits for them.
+#[derive(Debug)]
+pub struct Pooled<'a> {
+    pool: &'a EnginePool,
+    source: Source,
+    made: Option<Made>,
+}
+
+impl Pooled<'_> {
+    /// Why this is not the engine that was wanted, if it is not.
+    pub fn note(&self) -> Option<Arc<str>> {
+        self.made.as_ref().and_then(|made| made.note.clone())
+    }
+}
+
+impl Deref for Pooled<'_> {
+    type Target = dyn Engine;
+
+    fn deref(&self) -> &Self::Target {
+        match &self.made {
+            Some(made) => &*made.engine,
+            None => unreachable!("only a drop takes the engine"),
+        }
+    }
+}
+
+impl DerefMut for Pooled<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match &mut self.made {
+            Some(made) => &mut *made.engine,
+            None => unreachable!("only a drop takes the engine"),
+        }
+    }
+}
+
+impl Drop for Pooled<'_> {
+    fn drop(&mut self) {
+        if let Some(made) = self.made.take().filter(|made| made.engine.in_flight() == 0) {
+            self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push((self.source, made));
+        }
+    }
+}

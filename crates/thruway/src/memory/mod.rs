@@ -1,0 +1,121 @@
+//! Memory that transfers read from and write to.
+//!
+//! A *block* ([`Memory`]) is one stretch of memory with one owner: host memory here, pinned and GPU memory
+//! beside it later, each kind in its own file. A [`Region`] is a byte range of a block, and a *claim* on it:
+//!
+//! ```text
+//! HostBuffer ──region(&mut self)──► Region (writable claim) ──► engine, kernel, copy engine
+//!     │        ──source(&self)────► Region (read-only claim)
+//!     └─bytes(&self)  refuses while a writable claim lives; bytes_mut(&mut self) while any claim lives
+//! ```
+//!
+//! A region keeps its block alive. An engine holds the regions of whatever it has in flight, so a dropped
+//! handle, an error or a cancelled call never frees memory under I/O. And since safe access to a block's
+//! bytes is refused while claims live, nobody can look at memory that a drive is writing.
+
+mod host;
+mod region;
+mod ring;
+
+pub(crate) use host::HostBlock;
+pub use host::HostBuffer;
+pub use region::{Access, Region};
+pub use ring::{Ring, RingSettings, Slot};
+
+use std::fmt::Debug;
+
+use crate::base::{Error, ErrorKind, Result};
+
+/// Which memory a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// Ordinary pageable host memory, or host memory that a caller lent.
+    Host,
+}
+
+impl MemoryKind {
+    /// Whether the CPU can read and write the memory at its address.
+    pub const fn is_host_accessible(self) -> bool {
+        match self {
+            Self::Host => true,
+        }
+    }
+}
+
+/// Where a caller wants tensors to lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// The best memory there is: a GPU's, or the host's where there is none.
+    #[default]
+    Auto,
+    /// Host memory.
+    Host,
+    /// The memory of the GPU with this CUDA ordinal.
+    Cuda(u32),
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => write!(f, "auto"),
+            Self::Host => write!(f, "host"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "host" | "cpu" => Ok(Self::Host),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()).map(Self::Cuda).ok_or_else(|| {
+                let shown = crate::base::error::printable(text);
+                Error::new(ErrorKind::InvalidInput, format!("'{shown}' is no device")).with_hint("use auto, host or cuda:N")
+            }),
+        }
+    }
+}
+
+/// One stretch of memory with one owner.
+///
+/// # Safety
+/// The bytes from `address` to `address + len` are valid for reads and writes for as long as the value
+/// lives (by the CPU, if the kind is host-accessible), do not move, and are reached through no Rust
+/// reference while a [`Region`] of the block lives, except as the claim counters allow.
+pub unsafe trait Memory: Send + Sync + Debug {
+    /// Which memory this is.
+    fn kind(&self) -> MemoryKind;
+    /// The address of the first byte, in the address space of its kind.
+    fn address(&self) -> usize;
+    /// The length in bytes.
+    fn len(&self) -> usize;
+    /// Whether the block holds no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The block's claim counters.
+    fn claims(&self) -> &region::Claims;
+}
+
+/// Where a transfer gets staging memory from. The ring asks for one slab at a time.
+pub trait SlabSource: Send + Sync + Debug {
+    /// A page-aligned block of `len` bytes.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is none.
+    fn allocate(&self, len: usize) -> Result<std::sync::Arc<dyn Memory>>;
+}
+
+/// Slabs of ordinary host memory: what staging to a host destination needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostSlabs;
+
+impl SlabSource for HostSlabs {
+    fn allocate(&self, len: usize) -> Result<std::sync::Arc<dyn Memory>> {
+        Ok(std::sync::Arc::new(HostBlock::map(len)?))
+    }
+}

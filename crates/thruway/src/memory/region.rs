@@ -1,0 +1,169 @@
+//! Regions: byte ranges of a block, each a counted claim on it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Memory, MemoryKind};
+use crate::base::{Error, ErrorKind, Result};
+
+/// What the holder of a region may do to the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read it: the source of a write to storage.
+    ReadOnly,
+    /// Change it: the destination of a read from storage.
+    Writable,
+}
+
+/// How many claims of each kind live on a block.
+#[derive(Debug, Default)]
+pub struct Claims {
+    read_only: AtomicUsize,
+    writable: AtomicUsize,
+}
+
+impl Claims {
+    fn counter(&self, access: Access) -> &AtomicUsize {
+        match access {
+            Access::ReadOnly => &self.read_only,
+            Access::Writable => &self.writable,
+        }
+    }
+
+    /// Whether a claim of this kind lives. Acquire: whoever sees none also sees what its holders wrote.
+    pub fn any(&self, access: Access) -> bool {
+        self.counter(access).load(Ordering::Acquire) != 0
+    }
+}
+
+/// A byte range of a block of memory, and a claim on it that lasts until the region is dropped.
+///
+/// Offsets and lengths are in bytes. Cloning or slicing a region claims again.
+pub struct Region {
+    memory: Arc<dyn Memory>,
+    start: usize,
+    len: usize,
+    access: Access,
+}
+
+impl Region {
+    /// Claims `range` of `memory`.
+    ///
+    /// Only owners of blocks call this, because the claim rules (see the module's doc) are theirs to keep.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the block.
+    pub(crate) fn claim(memory: Arc<dyn Memory>, range: Range<usize>, access: Access) -> Result<Self> {
+        if range.start > range.end || range.end > memory.len() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("bytes {}..{} do not lie within a buffer of {} bytes", range.start, range.end, memory.len()),
+            ));
+        }
+        memory.claims().counter(access).fetch_add(1, Ordering::Relaxed);
+        Ok(Self { start: range.start, len: range.len(), memory, access })
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the region holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Which memory the region lies in.
+    pub fn kind(&self) -> MemoryKind {
+        self.memory.kind()
+    }
+
+    /// What may be done to it.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The address of its first byte, in the address space of its kind.
+    pub fn address(&self) -> usize {
+        self.memory.address() + self.start
+    }
+
+    /// The part of the region that `range` names, in bytes from the region's start.
+    ///
+    /// # Panics
+    /// If the range does not lie within the region: a planner's mistake, never a file's or a caller's.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of a region of {} bytes", self.len);
+        self.memory.claims().counter(self.access).fetch_add(1, Ordering::Relaxed);
+        Self { memory: Arc::clone(&self.memory), start: self.start + range.start, len: range.len(), access: self.access }
+    }
+
+    /// Whether `next` begins where this region ends, in the same block.
+    pub fn is_followed_by(&self, next: &Self) -> bool {
+        self.access == next.access && Arc::ptr_eq(&self.memory, &next.memory) && self.start + self.len == next.start
+    }
+
+    /// This region made longer by one that [follows](Self::is_followed_by) it.
+    pub(crate) fn joined_with(mut self, next: &Self) -> Self {
+        assert!(self.is_followed_by(next), "only neighbours can be joined");
+        self.len += next.len;
+        self
+    }
+
+    /// Copies `source` to the start of the region.
+    ///
+    /// # Panics
+    /// If the region is not host-accessible and writable, or shorter than `source`.
+    pub fn copy_from_host(&self, source: &[u8]) {
+        assert!(self.kind().is_host_accessible() && self.access == Access::Writable && source.len() <= self.len);
+        // SAFETY: the block is valid for writes of `len` bytes from `address` (contract of `Memory`), no Rust
+        // reference reaches it while this writable claim lives, and `source` is a shared slice of other memory.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.address() as *mut u8, source.len()) }
+    }
+
+    /// Copies the start of the region into `target`.
+    ///
+    /// # Panics
+    /// If the region is not host-accessible, or shorter than `target`.
+    pub fn copy_to_host(&self, target: &mut [u8]) {
+        assert!(self.kind().is_host_accessible() && target.len() <= self.len);
+        // SAFETY: the block is valid for reads of `len` bytes from `address` (contract of `Memory`); `target` is
+        // exclusively borrowed, so it cannot be a view of the block while this claim lives.
+        unsafe { std::ptr::copy_nonoverlapping(self.address() as *const u8, target.as_mut_ptr(), target.len()) }
+    }
+
+    /// Copies the whole of `source` to the start of this region, host memory to host memory.
+    ///
+    /// # Panics
+    /// If either is not host-accessible, if this region is not writable, or if it is shorter than `source`.
+    pub fn copy_from_region(&self, source: &Self) {
+        assert!(self.kind().is_host_accessible() && source.kind().is_host_accessible());
+        assert!(self.access == Access::Writable && source.len <= self.len);
+        // SAFETY: both blocks are valid for their lengths (contract of `Memory`) and no Rust reference reaches
+        // them against their claims. `copy` allows the two to overlap.
+        unsafe { std::ptr::copy(source.address() as *const u8, self.address() as *mut u8, source.len) }
+    }
+}
+
+impl Clone for Region {
+    fn clone(&self) -> Self {
+        self.slice(0..self.len)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // Release: what was written through the claim is seen by whoever then finds no claim.
+        self.memory.claims().counter(self.access).fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({:?} {:?} {:#x}+{})", self.kind(), self.access, self.address(), self.len)
+    }
+}

@@ -1,0 +1,335 @@
+//! Loading: the wanted tensors' bytes into host memory.
+//!
+//! All tensors of a load share one allocation per file, made before the first byte moves. A tensor is placed at
+//! the same distance from a page boundary as in its file wherever that gives it the alignment that kernels want,
+//! so that `O_DIRECT` can bring it straight to its place and neighbours in the file stay neighbours in memory;
+//! any other tensor is placed at the next aligned address.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::entry::ModelEntry;
+use super::open::Model;
+use super::tensors::{Tensor, Tensors};
+use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
+use crate::io::Direction;
+use crate::io::policy::PathPolicy;
+use crate::memory::{HostBuffer, Region};
+use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
+
+/// Where a tensor in host memory begins: a cache line, which is also what the widest vector registers want.
+const TENSOR_ALIGNMENT: u64 = 64;
+
+/// What to load, and how.
+#[derive(Debug, Default)]
+pub struct LoadOptions {
+    select: Option<Vec<String>>,
+    slices: Vec<Slice>,
+    into: Vec<(String, HostBuffer)>,
+    policy: Option<PathPolicy>,
+    transfer: TransferOptions,
+}
+
+/// A part of a tensor along one dimension.
+#[derive(Debug, Clone)]
+struct Slice {
+    name: String,
+    dimension: usize,
+    range: Range<u64>,
+}
+
+impl LoadOptions {
+    /// Every tensor of the model.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// Only these tensors. Together with slices: these whole and those in part.
+    #[must_use]
+    pub fn select<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.select.get_or_insert_default().extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Of this tensor only `range` along `dimension`, in elements. Only its bytes are read (and what lies in
+    /// small gaps between them). Without [`select`](Self::select), the other tensors are loaded whole.
+    #[must_use]
+    pub fn slice(mut self, name: impl Into<String>, dimension: usize, range: Range<u64>) -> Self {
+        self.slices.push(Slice { name: name.into(), dimension, range });
+        self
+    }
+
+    /// Loads this tensor (or its slice) into a buffer of exactly its size.
+    #[must_use]
+    pub fn into(mut self, name: impl Into<String>, buffer: HostBuffer) -> Self {
+        self.into.push((name.into(), buffer));
+        self
+    }
+
+    /// Which path, instead of the session's.
+    #[must_use]
+    pub fn path(mut self, policy: PathPolicy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Told the bytes moved so far, from the transfer's threads.
+    #[must_use]
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.transfer.progress = Some(progress);
+        self
+    }
+
+    /// Stops the load.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.transfer.cancel = cancel;
+        self
+    }
+}
+
+/// A tensor, or a part of one, that is to be loaded.
+struct Item<'a> {
+    entry: &'a ModelEntry,
+    shape: Vec<u64>,
+    /// The byte ranges in the file, in order; together `bytes` long.
+    extents: Vec<Extent>,
+    bytes: u64,
+}
+
+impl Model {
+    /// Loads tensors into host memory.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for names, slices or buffers that do not fit the model,
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) before anything is read, and the first failure of the transfer,
+    /// naming file, offset and tensor.
+    pub fn load(&self, mut options: LoadOptions) -> Result<(Tensors, Receipt)> {
+        let items = self.items(&options)?;
+        let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
+        options.transfer.policy = options.policy.unwrap_or(self.policy);
+        let allocated = items.iter().zip(&given).filter(|(_, given)| given.is_none()).map(|(item, _)| item.bytes).sum();
+        crate::storage::ensure_host_bytes(allocated)?;
+        let mut placed = place(&items, given)?;
+        let mut moves = Vec::new();
+        for (item, slot) in items.iter().zip(&placed.slots) {
+            let region = placed.buffers[slot.buffer].region(slot.range.clone())?;
+            self.add_moves(item, &region, &mut moves);
+        }
+        let receipt = run(&self.context, moves, &options.transfer).map_err(|error| self.name_tensor(error))?;
+        let buffers: Vec<Arc<HostBuffer>> = placed.buffers.into_iter().map(Arc::new).collect();
+        let tensors = items.into_iter().zip(placed.slots).map(|(item, slot)| Tensor {
+            name: item.entry.name.clone(),
+            dtype: item.entry.dtype,
+            shape: item.shape,
+            buffer: Arc::clone(&buffers[slot.buffer]),
+            range: slot.range,
+        });
+        Ok((Tensors::new(tensors.collect()), receipt))
+    }
+
+    /// What the options ask for, in the order of the entries.
+    fn items(&self, options: &LoadOptions) -> Result<Vec<Item<'_>>> {
+        let mut wanted: Vec<Option<Option<&Slice>>> = vec![options.select.is_none().then_some(None); self.entries.len()];
+        for name in options.select.iter().flatten() {
+            let index = self.by_name.get(name).ok_or_else(|| self.unknown_tensor(name))?;
+            wanted[*index] = Some(None);
+        }
+        for slice in &options.slices {
+            let index = self.by_name.get(&slice.name).ok_or_else(|| self.unknown_tensor(&slice.name))?;
+            if matches!(wanted[*index], Some(Some(_))) {
+                return Err(Error::new(ErrorKind::InvalidInput, "the tensor is sliced twice").with_tensor(&slice.name));
+            }
+            wanted[*index] = Some(Some(slice));
+        }
+        let wanted = self.entries.iter().zip(wanted).filter_map(|(entry, wanted)| Some((entry, wanted?)));
+        wanted.map(|(entry, slice)| slice.map_or_else(|| Ok(whole(entry)), |slice| sliced(entry, slice))).collect()
+    }
+
+    /// The caller's buffer of each item that has one.
+    fn given_buffers(&self, items: &[Item<'_>], into: Vec<(String, HostBuffer)>) -> Result<Vec<Option<HostBuffer>>> {
+        let mut given: Vec<Option<HostBuffer>> = Vec::new();
+        given.resize_with(items.len(), || None);
+        for (name, buffer) in into {
+            let at = items.iter().position(|item| item.entry.name == name).ok_or_else(|| self.unknown_tensor(&name))?;
+            if buffer.len() as u64 != items[at].bytes {
+                let (have, need) = (buffer.len(), items[at].bytes);
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("the buffer holds {have} bytes and the tensor has {need}"),
+                )
+                .with_tensor(&name));
+            }
+            given[at] = Some(buffer);
+        }
+        Ok(given)
+    }
+
+    fn add_moves(&self, item: &Item<'_>, region: &Region, moves: &mut Vec<Move>) {
+        let mut start = 0;
+        for extent in &item.extents {
+            let end = start + usize::try_from(extent.length).unwrap_or(usize::MAX);
+            let file = Arc::clone(&self.files[item.entry.file].file);
+            moves.push(Move { file, extent: *extent, region: region.slice(start..end), direction: Direction::Read });
+            start = end;
+        }
+    }
+
+    /// Adds the tensor that lies at the offset of a failure.
+    pub(super) fn name_tensor(&self, error: Error) -> Error {
+        let offset = error.context("offset").and_then(|offset| offset.parse::<u64>().ok());
+        let length = error.context("length").and_then(|length| length.parse::<u64>().ok()).unwrap_or(1);
+        let file = error.context("file").map(str::to_owned);
+        let Some((offset, file)) = offset.zip(file) else { return error };
+        let hit = self.entries.iter().find(|entry| {
+            let path = self.files[entry.file].file.path.to_string_lossy();
+            let overlaps = entry.extent.end() > offset && entry.extent.offset < offset.saturating_add(length);
+            overlaps && crate::base::error::printable(&path) == file
+        });
+        match hit {
+            Some(entry) => error.with_tensor(&entry.name),
+            None => error,
+        }
+    }
+}
+
+fn whole(entry: &ModelEntry) -> Item<'_> {
+    Item { entry, shape: entry.shape.clone(), extents: vec![entry.extent], bytes: entry.extent.length }
+}
+
+/// The bytes of a slice: one range for each index of the dimensions before it.
+fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
+    let refuse = |message: String| Err(Error::new(ErrorKind::InvalidInput, message).with_tensor(&entry.name));
+    let Slice { dimension, ref range, .. } = *slice;
+    let Some(length) = entry.shape.get(dimension).copied() else {
+        return refuse(format!("dimension {dimension} of a tensor of {} dimensions", entry.shape.len()));
+    };
+    if range.start > range.end || range.end > length {
+        return refuse(format!(
+            "{}..{} does not lie within dimension {dimension}, which is {length} long",
+            range.start, range.end
+        ));
+    }
+    let mut shape = entry.shape.clone();
+    shape[dimension] = range.end - range.start;
+    if entry.extent.is_empty() || shape[dimension] == 0 {
+        return Ok(Item { entry, shape, extents: Vec::new(), bytes: 0 });
+    }
+    // No dimension is 0 and the whole fits a file, so none of these products overflows.
+    let rows: u64 = entry.shape[..dimension].iter().product();
+    let inner_bits = entry.shape[dimension + 1..].iter().product::<u64>() * entry.dtype.bits();
+    let (start_bits, slice_bits) = (range.start * inner_bits, shape[dimension] * inner_bits);
+    // The last part is what lies between the slices of two rows.
+    let cuts = [start_bits, slice_bits, if rows > 1 { length * inner_bits } else { 0 }];
+    if cuts.iter().any(|bits| !bits.is_multiple_of(8)) {
+        return refuse(format!("a slice of {} must begin and end on whole bytes", entry.dtype));
+    }
+    let (row_bytes, start, bytes) = (length * inner_bits / 8, start_bits / 8, slice_bits / 8);
+    let first = entry.extent.offset + start;
+    let extents = if bytes == row_bytes {
+        vec![Extent::new(first, rows * bytes)]
+    } else {
+        (0..rows).map(|row| Extent::new(first + row * row_bytes, bytes)).collect()
+    };
+    Ok(Item { entry, shape, extents, bytes: rows * bytes })
+}
+
+/// Where an item goes: a range of one of the buffers.
+struct Placed {
+    buffers: Vec<HostBuffer>,
+    slots: Vec<PlacedAt>,
+}
+
+struct PlacedAt {
+    buffer: usize,
+    range: Range<usize>,
+}
+
+/// Gives every item its place: the caller's buffer, or a range of its file's allocation.
+fn place(items: &[Item<'_>], given: Vec<Option<HostBuffer>>) -> Result<Placed> {
+    let (mut buffers, mut slots) = (Vec::new(), Vec::with_capacity(items.len()));
+    let mut pending: Vec<(usize, u64, u64)> = Vec::new();
+    let mut cursor = 0;
+    for (index, (item, given)) in items.iter().zip(given).enumerate() {
+        if let Some(buffer) = given {
+            slots.push(PlacedAt { buffer: buffers.len(), range: 0..buffer.len() });
+            buffers.push(buffer);
+        } else {
+            let start = next_place(cursor, item.entry.extent.offset);
+            cursor = start + item.bytes;
+            pending.push((index, start, item.bytes));
+            slots.push(PlacedAt { buffer: usize::MAX, range: 0..0 });
+        }
+        let file_ends = items.get(index + 1).is_none_or(|next| next.entry.file != item.entry.file);
+        if file_ends && !pending.is_empty() {
+            let to_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+            for (index, start, bytes) in pending.drain(..) {
+                slots[index] = PlacedAt { buffer: buffers.len(), range: to_usize(start)..to_usize(start + bytes) };
+            }
+            buffers.push(HostBuffer::new(to_usize(cursor))?);
+            cursor = 0;
+        }
+    }
+    Ok(Placed { buffers, slots })
+}
+
+/// The first place from `cursor` on for a tensor that lies at `offset` in its file.
+fn next_place(cursor: u64, offset: u64) -> u64 {
+    let page = Alignment::PAGE.bytes();
+    if offset.is_multiple_of(TENSOR_ALIGNMENT) {
+        // The next address with the file's distance from a page boundary: none is skipped between neighbours.
+        cursor + (offset % page + page - cursor % page) % page
+    } else {
+        cursor.div_ceil(TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::safetensors::Dtype;
+
+    fn entry(dtype: Dtype, shape: &[u64], offset: u64) -> ModelEntry {
+        let bytes = shape.iter().product::<u64>() * u64::from(dtype.bits()) / 8;
+        ModelEntry { name: "t".to_owned(), dtype, shape: shape.to_vec(), file: 0, extent: Extent::new(offset, bytes) }
+    }
+
+    fn slice(dimension: usize, range: Range<u64>) -> Slice {
+        Slice { name: "t".to_owned(), dimension, range }
+    }
+
+    #[test]
+    fn neighbours_in_the_file_stay_neighbours_in_memory_when_aligned() {
+        let first = next_place(0, 4096 * 3 + 64);
+        assert_eq!(first, 64);
+        assert_eq!(next_place(first + 128, 4096 * 3 + 192), first + 128);
+    }
+
+    #[test]
+    fn a_tensor_at_an_odd_offset_is_still_aligned_in_memory() {
+        for offset in [8, 1001, 4095] {
+            assert_eq!(next_place(7, offset) % TENSOR_ALIGNMENT, 0);
+        }
+    }
+
+    #[test]
+    fn a_slice_of_the_first_dimension_is_one_range_and_of_the_last_many() {
+        let tensor = entry(Dtype::F32, &[4, 6], 1000);
+        let rows = sliced(&tensor, &slice(0, 1..3)).expect("valid");
+        assert_eq!((rows.extents.as_slice(), rows.shape.as_slice()), ([Extent::new(1024, 48)].as_slice(), [2, 6].as_slice()));
+        let columns = sliced(&tensor, &slice(1, 2..3)).expect("valid");
+        assert_eq!(columns.extents, [1008, 1032, 1056, 1080].map(|offset| Extent::new(offset, 4)));
+        assert_eq!(columns.bytes, 16);
+    }
+
+    #[test]
+    fn slices_that_cannot_be_are_refused_by_name() {
+        let tensor = entry(Dtype::F4, &[2, 6], 0);
+        for bad in [slice(2, 0..1), slice(0, 1..3), slice(1, 1..4), slice(1, 0..3)] {
+            let error = sliced(&tensor, &bad).err().expect("refused");
+            assert_eq!((error.kind(), error.context("tensor")), (ErrorKind::InvalidInput, Some("t")));
+        }
+        assert_eq!(sliced(&tensor, &slice(1, 2..4)).expect("whole bytes").bytes, 2);
+        assert_eq!(sliced(&tensor, &slice(1, 3..3)).expect("empty").bytes, 0);
+    }
+}

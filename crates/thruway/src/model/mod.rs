@@ -1,0 +1,27 @@
+//! Models: safetensors files and sharded directories as one set of tensors.
+//!
+//! | step | what is read | where |
+//! |---|---|---|
+//! | find the files | directory names, an index | [`resolve`] |
+//! | open | each file's header, in batches | [`open`] |
+//! | load | the tensors wanted | [`load`] |
+//! | stream | every tensor through two windows, for `verify` and `copy` | [`stream`] |
+//! | save | tensors from memory, published at once | [`save`] |
+
+mod copy;
+mod entry;
+mod load;
+mod open;
+mod resolve;
+mod save;
+mod stream;
+mod tensors;
+mod verify;
+
+pub use copy::CopyOptions;
+pub use entry::ModelEntry;
+pub use load::LoadOptions;
+pub use open::Model;
+pub use save::{SaveOptions, Source, save};
+pub use tensors::{Tensor, Tensors};
+pub use verify::{Difference, Verdict, VerifyOptions};

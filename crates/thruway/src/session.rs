@@ -1,0 +1,156 @@
+//! The one public entry: a session owns the ring, the engines and the counters, and everything starts from it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::settings::Settings;
+use crate::base::{Error, ErrorKind, Result};
+use crate::io::policy::PathPolicy;
+use crate::io::{EngineFactory, EnginePool, OsEngines};
+use crate::memory::{Device, Ring, RingSettings};
+use crate::model::{self, Model, SaveOptions, Source};
+use crate::storage::{Namespace, OsNamespace};
+use crate::telemetry::{Counters, Snapshot};
+use crate::transfer::plan::Limits;
+use crate::transfer::{self, Move, Receipt, TransferContext, TransferOptions};
+
+/// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
+#[derive(Clone, Debug)]
+pub struct Session {
+    context: Arc<TransferContext>,
+    policy: PathPolicy,
+    device: Device,
+    counters: Arc<Counters>,
+}
+
+/// Settings of a session to be.
+#[derive(Debug)]
+pub struct SessionBuilder {
+    device: Device,
+    policy: PathPolicy,
+    settings: Option<Settings>,
+    namespace: Arc<dyn Namespace>,
+    engines: Option<Box<dyn EngineFactory>>,
+}
+
+impl Session {
+    /// A builder with the defaults: the best memory, the best path, settings from the environment.
+    pub fn builder() -> SessionBuilder {
+        SessionBuilder {
+            device: Device::Auto,
+            policy: PathPolicy::Auto,
+            settings: None,
+            namespace: Arc::new(OsNamespace),
+            engines: None,
+        }
+    }
+
+    /// Opens a model: a safetensors file, a directory of shards, or an index file. Reads headers only, and
+    /// checks that every file is whole.
+    ///
+    /// # Errors
+    /// What is missing, malformed, cut short or contradictory, by file and tensor; all missing shards at once.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
+        Model::open(Arc::clone(&self.context), self.policy, path.as_ref())
+    }
+
+    /// Saves tensors as a safetensors file, or as a directory of shards if `options` set a shard size. What
+    /// stands at `target` is replaced at once and only when the new is complete and durable.
+    ///
+    /// # Errors
+    /// Names, shapes or sizes that contradict each other, and whatever storage reports. Then nothing at
+    /// `target` has changed.
+    pub fn save(&self, tensors: &[Source], target: impl AsRef<Path>, options: SaveOptions) -> Result<Receipt> {
+        model::save(&self.context, self.policy, tensors, target.as_ref(), options)
+    }
+
+    /// Carries out moves between files and memory. Returns when nothing moves any more.
+    ///
+    /// # Errors
+    /// The first failure, naming file and offset.
+    pub fn transfer(&self, moves: Vec<Move>, options: &TransferOptions) -> Result<Receipt> {
+        transfer::run(&self.context, moves, options)
+    }
+
+    /// The memory that loads go to: `Auto` is decided by now.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The path that loads and saves take unless told otherwise.
+    pub fn policy(&self) -> PathPolicy {
+        self.policy
+    }
+
+    /// The counters now.
+    pub fn counters(&self) -> Snapshot {
+        self.counters.snapshot()
+    }
+
+    /// The staging memory allocated so far, in bytes.
+    pub fn ring_bytes(&self) -> usize {
+        self.context.ring.allocated_bytes()
+    }
+}
+
+impl SessionBuilder {
+    /// Where tensors go.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Which path bytes must take.
+    #[must_use]
+    pub fn path(mut self, policy: PathPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Settings, instead of those of the environment.
+    #[must_use]
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Another filesystem than the operating system's: a simulated disk.
+    #[must_use]
+    pub fn namespace(mut self, namespace: Arc<dyn Namespace>) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// Other engines than the operating system's: fault injection, a simulated disk.
+    #[must_use]
+    pub fn engines(mut self, engines: Box<dyn EngineFactory>) -> Self {
+        self.engines = Some(engines);
+        self
+    }
+
+    /// The session. Allocates nothing yet and starts no thread.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for an environment variable that cannot be used,
+    /// [`Unsupported`](ErrorKind::Unsupported) for a device that this build cannot use.
+    pub fn build(self) -> Result<Session> {
+        let settings = self.settings.map_or_else(Settings::from_env, Ok)?;
+        let device = match self.device {
+            Device::Auto | Device::Host => Device::Host,
+            Device::Cuda(ordinal) => {
+                let message = format!("this version of Thruway cannot load to cuda:{ordinal}: GPU memory is not supported yet");
+                return Err(Error::new(ErrorKind::Unsupported, message).with_hint("use --device host"));
+            }
+        };
+        let Settings { engine, queue_depth, threads, chunk_bytes, ring_bytes } = settings;
+        let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
+        let counters = Arc::new(Counters::default());
+        let slots_per_slab = (ring_bytes / chunk_bytes.max(1)).clamp(1, 4);
+        let ring = Ring::new(RingSettings { slot_bytes: chunk_bytes, slots_per_slab, bytes_max: ring_bytes });
+        let limits = Limits { chunk_bytes: chunk_bytes as u64, ..Limits::default() };
+        let engines = EnginePool::new(engines, Arc::clone(&counters));
+        let context = TransferContext { namespace: self.namespace, engines, ring, limits };
+        Ok(Session { context: Arc::new(context), policy: self.policy, device, counters })
+    }
+}

@@ -1,0 +1,21 @@
+//! Files, directories and the facts about them.
+//!
+//! [`Namespace`] is the only way to the filesystem: it opens, creates, renames, removes, locks and syncs.
+//! [`OsNamespace`] is the real one; a simulated disk can stand in for it, so that tests can cut the power at
+//! every step. [`File`] is what it opens: engines move bytes through its descriptor (or, in a simulation,
+//! through its positional calls), and the policy reads its facts: what O_DIRECT demands, and which of its
+//! bytes the page cache already holds.
+
+mod file;
+mod limits;
+mod namespace;
+mod os_file;
+mod publish;
+mod residency;
+
+pub use file::{Access, Buffering, DirectRules, File, Identity};
+pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};
+pub use namespace::{EntryKind, Metadata, Namespace, OsNamespace};
+pub use os_file::OsFile;
+pub use publish::Staging;
+pub use residency::{Residency, drop_from_page_cache};

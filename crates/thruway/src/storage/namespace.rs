@@ -1,0 +1,269 @@
+//! The filesystem's names: opening, creating, renaming, removing, locking, syncing.
+
+use std::ffi::OsString;
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::file::{Access, Buffering, File};
+use super::os_file::OsFile;
+use crate::base::{Error, ErrorKind, Result};
+
+/// What a name stands for, links followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A pipe, socket or device.
+    Other,
+}
+
+/// What is known of a name without opening it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    /// What it stands for.
+    pub kind: EntryKind,
+    /// The length in bytes, of a regular file.
+    pub length: u64,
+}
+
+/// A held lock; dropping it releases the lock.
+pub trait Lock: Send + Sync + Debug {}
+
+/// The operations on names that this library uses, and nothing else touches the filesystem.
+///
+/// All but [`sync_directory`](Self::sync_directory) may be lost in a power cut until the directory is synced.
+/// Errors name the file.
+pub trait Namespace: Send + Sync + Debug {
+    /// Opens a regular file that exists. Never blocks on a pipe.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), [`PermissionDenied`](ErrorKind::PermissionDenied),
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for what is no regular file,
+    /// [`Unsupported`](ErrorKind::Unsupported) if the filesystem refuses direct access,
+    /// [`LimitReached`](ErrorKind::LimitReached) if no more files may be open.
+    fn open(&self, path: &Path, access: Access, buffering: Buffering) -> Result<Arc<dyn File>>;
+
+    /// Creates a file that must not exist, for writing through the page cache, with the mode that the
+    /// process's umask gives ordinary files.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists), and what [`open`](Self::open) gives.
+    fn create(&self, path: &Path) -> Result<Arc<dyn File>>;
+
+    /// What a name stands for, links followed.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound); for a broken link it says where the link points.
+    fn metadata(&self, path: &Path) -> Result<Metadata>;
+
+    /// The names in a directory, sorted.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn list(&self, directory: &Path) -> Result<Vec<OsString>>;
+
+    /// Creates a directory that must not exist.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists), and whatever the filesystem reports.
+    fn create_directory(&self, path: &Path) -> Result<()>;
+
+    /// Renames a file over whatever file is there, or a directory over an empty one, atomically.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Renames only if nothing stands at `to`, atomically where the filesystem can.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists), and whatever the filesystem reports.
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn remove(&self, path: &Path) -> Result<()>;
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn remove_directory(&self, path: &Path) -> Result<()>;
+
+    /// Makes the names in a directory durable.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn sync_directory(&self, path: &Path) -> Result<()>;
+
+    /// Locks a file against other processes, without waiting.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if another holds the lock.
+    fn lock(&self, path: &Path) -> Result<Box<dyn Lock>>;
+
+    /// The bytes free to this user on the filesystem of a directory.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn free_bytes(&self, directory: &Path) -> Result<u64>;
+}
+
+/// The operating system's filesystem.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OsNamespace;
+
+impl Namespace for OsNamespace {
+    fn open(&self, path: &Path, access: Access, buffering: Buffering) -> Result<Arc<dyn File>> {
+        // NONBLOCK: a pipe opened for reading would otherwise wait for its writer.
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        flags |= if access == Access::Read { OFlags::RDONLY } else { OFlags::RDWR };
+        if buffering == Buffering::Direct {
+            flags |= OFlags::DIRECT;
+        }
+        let fd = opened(path, flags, Mode::empty()).map_err(|errno| match (errno, buffering) {
+            (Errno::INVAL, Buffering::Direct) => {
+                Error::new(ErrorKind::Unsupported, "the filesystem refuses O_DIRECT").with_file(path)
+            }
+            _ => failed("cannot open", path, errno),
+        })?;
+        Ok(Arc::new(OsFile::new(fd, path)?))
+    }
+
+    fn create(&self, path: &Path) -> Result<Arc<dyn File>> {
+        let flags = OFlags::CLOEXEC | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOCTTY;
+        let mode = Mode::from_raw_mode(0o666);
+        let fd = opened(path, flags, mode).map_err(|errno| failed("cannot create", path, errno))?;
+        Ok(Arc::new(OsFile::new(fd, path)?))
+    }
+
+    fn metadata(&self, path: &Path) -> Result<Metadata> {
+        let stat = rustix::fs::stat(path).map_err(|errno| failed("cannot find", path, errno))?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => EntryKind::File,
+            FileType::Directory => EntryKind::Directory,
+            _ => EntryKind::Other,
+        };
+        Ok(Metadata { kind, length: u64::try_from(stat.st_size).unwrap_or(0) })
+    }
+
+    fn list(&self, directory: &Path) -> Result<Vec<OsString>> {
+        let unreadable = |errno| failed("cannot list", directory, errno);
+        let fd = opened(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::new(fd).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name.to_vec()));
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn create_directory(&self, path: &Path) -> Result<()> {
+        rustix::fs::mkdir(path, Mode::from_raw_mode(0o777)).map_err(|errno| failed("cannot create the directory", path, errno))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        rustix::fs::rename(from, to).map_err(|errno| failed("cannot rename", from, errno).with("to", to.display()))
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> Result<()> {
+        let exists = || Error::new(ErrorKind::AlreadyExists, "something already stands there").with_file(to);
+        match rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST | Errno::NOTEMPTY) => Err(exists()),
+            // The filesystem, the kernel or a seccomp profile does not know the flag: look first instead. Two
+            // writers of one name could then both pass, which is why the flag comes first.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => match rustix::fs::lstat(to) {
+                Ok(_) => Err(exists()),
+                Err(_) => self.rename(from, to),
+            },
+            Err(errno) => Err(failed("cannot rename", from, errno).with("to", to.display())),
+        }
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        rustix::fs::unlink(path).map_err(|errno| failed("cannot remove", path, errno))
+    }
+
+    fn remove_directory(&self, path: &Path) -> Result<()> {
+        rustix::fs::unlinkat(rustix::fs::CWD, path, AtFlags::REMOVEDIR)
+            .map_err(|errno| failed("cannot remove the directory", path, errno))
+    }
+
+    fn sync_directory(&self, path: &Path) -> Result<()> {
+        let fd = opened(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| failed("cannot open the directory", path, errno))?;
+        rustix::fs::fsync(&fd).map_err(|errno| failed("cannot sync the directory", path, errno).with("op", "fsync"))
+    }
+
+    fn lock(&self, path: &Path) -> Result<Box<dyn Lock>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let fd = opened(path, flags, Mode::from_raw_mode(0o666)).map_err(|errno| failed("cannot open the lock", path, errno))?;
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Box::new(OsLock { _fd: fd })),
+            Err(Errno::WOULDBLOCK) => Err(Error::new(ErrorKind::AlreadyExists, "another process holds the lock").with_file(path)),
+            Err(errno) => Err(failed("cannot lock", path, errno)),
+        }
+    }
+
+    fn free_bytes(&self, directory: &Path) -> Result<u64> {
+        let stat =
+            rustix::fs::statvfs(directory).map_err(|errno| failed("cannot examine the filesystem of", directory, errno))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+#[derive(Debug)]
+struct OsLock {
+    _fd: OwnedFd,
+}
+
+impl Lock for OsLock {}
+
+/// Opens with EINTR retried: a signal during the opening of a file on a network says nothing about the file.
+fn opened(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    loop {
+        match rustix::fs::open(path, flags, mode) {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// An error that names the file and, if the name is a link whose target is missing, where it points.
+fn failed(what: &str, path: &Path, errno: Errno) -> Error {
+    let error = Error::from_io(what, errno.into()).with_file(path);
+    match rustix::fs::readlink(path, Vec::new()) {
+        Ok(target) if errno == Errno::NOENT => {
+            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+            error
+                .with("link to", crate::base::error::printable(&target.to_string_lossy()))
+                .with_hint("the link's target is missing")
+        }
+        _ => error,
+    }
+}
+
+/// The text of a small file of the kernel's (/proc, /sys); `None` if it cannot be read.
+pub(super) fn read_small_text(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+/// How many names a directory holds; `None` if it cannot be read.
+pub(super) fn count_entries(path: &str) -> Option<usize> {
+    Some(std::fs::read_dir(path).ok()?.count())
+}

@@ -1,0 +1,5 @@
+//! What a session counts about itself.
+
+mod counters;
+
+pub use counters::{Counters, METRICS, Metric, Snapshot};

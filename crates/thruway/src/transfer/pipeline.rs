@@ -1,0 +1,457 @@
+//! The pipeline: keeps engines, ring and copies busy at once.
+//!
+//! Each storage side that a transfer uses has a *lane*: one thread that drives one engine. A lane fills its
+//! engine's queue with chunks (taking a slot of the ring for those that need one), waits for completions, copies
+//! what arrived in slots to its place, and goes on; there is no barrier between files. The first error stops all
+//! lanes; each then waits for what it has in flight, so that nothing moves any more when the caller hears of it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::files::{OpenFiles, ensure_same};
+use super::plan::{self, Chunk, Limits, Placement};
+use super::receipt::{FileReceipt, Part, Receipt};
+use super::{FileRef, Move};
+use crate::base::{Error, ErrorKind, Extent, Result};
+use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
+use crate::io::{Completion, Direction, EngineName, EnginePool, Request, Wait};
+use crate::memory::{Region, Ring, Slot};
+use crate::storage::{Access, Buffering, File, Identity, Namespace};
+
+/// What transfers work with: the parts that a session owns and all its transfers share.
+#[derive(Debug)]
+pub struct TransferContext {
+    /// Where files are opened.
+    pub namespace: Arc<dyn Namespace>,
+    /// Where engines come from.
+    pub engines: EnginePool,
+    /// Where staging slots come from.
+    pub ring: Ring,
+    /// How requests are cut.
+    pub limits: Limits,
+}
+
+/// Called with the bytes moved so far, from the lanes' threads.
+pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
+
+/// Stops a transfer from another thread. Clones share one flag.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks every transfer that was given this to stop. What is in flight is waited for.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the caller wants of a transfer beside its moves.
+#[derive(Clone, Default)]
+pub struct TransferOptions {
+    /// Which path.
+    pub policy: PathPolicy,
+    /// Told how far it is.
+    pub progress: Option<Progress>,
+    /// Stops it.
+    pub cancel: Cancel,
+}
+
+impl fmt::Debug for TransferOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TransferOptions({:?})", self.policy)
+    }
+}
+
+/// A file of the transfer, as found when it began.
+struct Known {
+    file: Arc<FileRef>,
+    /// What it must still be at the end, if it is read.
+    identity: Option<Identity>,
+}
+
+/// Carries out a batch of moves and accounts for it. Returns when nothing moves any more.
+///
+/// # Errors
+/// The first failure, naming file and offset. What has been moved by then stays in memory or in the file.
+pub fn run(context: &TransferContext, moves: Vec<Move>, options: &TransferOptions) -> Result<Receipt> {
+    let (started, cpu_started) = (Instant::now(), crate::storage::process_cpu_seconds());
+    plan::check(&moves)?;
+    for kind in moves.iter().map(|item| item.region.kind()) {
+        policy::check(options.policy, kind)?;
+    }
+    let (files, chunks) = plan_all(context, moves, options)?;
+    let open = OpenFiles::new(&*context.namespace);
+    let shared = Shared { context, options, files: &files, open: &open, stop: AtomicBool::new(false), moved: AtomicU64::new(0) };
+    let mut outcome = run_lanes(&shared, chunks)?;
+    if !outcome.refused.is_empty() {
+        let again = plan_refused(&files, std::mem::take(&mut outcome.refused), bounded(context));
+        outcome.add(run_lanes(&shared, again)?);
+    }
+    for known in &files {
+        verify_unchanged(&*context.namespace, known)?;
+    }
+    let mut receipt = Receipt { retries: outcome.retries, ..Receipt::default() };
+    for (known, parts) in files.iter().zip(outcome.into_parts(files.len())) {
+        let mut file = FileReceipt { file: known.file.path.clone(), identity: known.identity, bytes: 0, parts: Vec::new() };
+        parts.into_iter().for_each(|part| file.add(part));
+        receipt.bytes += file.bytes;
+        receipt.files.push(file);
+    }
+    receipt.seconds = started.elapsed().as_secs_f64();
+    receipt.cpu_seconds = crate::storage::process_cpu_seconds() - cpu_started;
+    Ok(receipt)
+}
+
+/// Groups the moves by file and direction, looks at each file, and plans it.
+fn plan_all(context: &TransferContext, moves: Vec<Move>, options: &TransferOptions) -> Result<(Vec<Known>, Vec<Chunk>)> {
+    type Batch = (Arc<FileRef>, Direction, Vec<(Extent, Region)>);
+    let mut batches: Vec<Batch> = Vec::new();
+    let mut index: HashMap<(PathBuf, Direction), usize> = HashMap::new();
+    let mut last: Option<usize> = None;
+    for item in moves {
+        let same = |at: &usize| Arc::ptr_eq(&batches[*at].0, &item.file) && batches[*at].1 == item.direction;
+        let at = last.filter(same).unwrap_or_else(|| {
+            *index.entry((item.file.path.clone(), item.direction)).or_insert_with(|| {
+                batches.push((Arc::clone(&item.file), item.direction, Vec::new()));
+                batches.len() - 1
+            })
+        });
+        batches[at].2.push((item.extent, item.region));
+        last = Some(at);
+    }
+    let limits = bounded(context);
+    let (mut files, mut chunks) = (Vec::new(), Vec::new());
+    for (file, direction, moves) in batches {
+        if options.cancel.is_cancelled() {
+            return Err(cancelled());
+        }
+        let (facts, spans, identity) = examine(&*context.namespace, &file, direction, &moves, options.policy)?;
+        chunks.extend(plan::plan_file(files.len(), direction, facts, &spans, moves, limits));
+        files.push(Known { file, identity });
+    }
+    Ok((files, chunks))
+}
+
+/// Chunks never exceed a slot.
+fn bounded(context: &TransferContext) -> Limits {
+    let chunk_bytes = context.limits.chunk_bytes.min(context.ring.slot_bytes() as u64);
+    Limits { chunk_bytes, ..context.limits }
+}
+
+/// The facts of a file, the ways its ranges go, and its identity if it is read.
+fn examine(
+    namespace: &dyn Namespace,
+    file: &FileRef,
+    direction: Direction,
+    moves: &[(Extent, Region)],
+    policy: PathPolicy,
+) -> Result<(FileFacts, Vec<Span>, Option<Identity>)> {
+    let access = if direction == Direction::Read { Access::Read } else { Access::Write };
+    let handle = namespace.open(&file.path, access, Buffering::PageCache)?;
+    let identity = handle.identity()?;
+    let facts = FileFacts { length: identity.length, direct: handle.direct_rules() };
+    let start = moves.iter().map(|(extent, _)| extent.offset).min().unwrap_or(0);
+    let end = moves.iter().map(|(extent, _)| extent.end()).max().unwrap_or(0);
+    let whole = Extent::new(start, end - start);
+    let named = |error: Error| error.with_file(&file.path);
+    if direction == Direction::Write {
+        return Ok((facts, vec![policy::write_span(facts, whole, policy).map_err(named)?], None));
+    }
+    if let Some(expected) = file.expected {
+        ensure_same(file, expected, identity)?;
+    }
+    if end > facts.length {
+        let what = format!("the file holds {} bytes, and bytes up to {end} were asked for", facts.length);
+        return Err(named(Error::new(ErrorKind::UnexpectedEof, what)));
+    }
+    let spans = policy::read_spans(facts, whole, policy, &|extent| handle.residency(extent)).map_err(named)?;
+    Ok((facts, spans, Some(identity)))
+}
+
+/// What a filesystem refused past the page cache, planned again through it.
+fn plan_refused(files: &[Known], refused: Vec<Chunk>, limits: Limits) -> Vec<Chunk> {
+    let reason: Arc<str> = "the filesystem accepted O_DIRECT and then refused the transfer".into();
+    let mut chunks = Vec::new();
+    for chunk in refused {
+        let span = Span { extent: chunk.extent, source: Source::PageCache, ring_only: false, reason: Arc::clone(&reason) };
+        let length = files[chunk.file].identity.map_or(chunk.extent.end(), |identity| identity.length);
+        let facts = FileFacts { length, direct: None };
+        chunks.extend(plan::plan_file(chunk.file, chunk.direction, facts, &[span], chunk.wanted_pieces(), limits));
+    }
+    chunks
+}
+
+/// A file that was read must still be what it was when its reading began: else bytes of two states are mixed.
+fn verify_unchanged(namespace: &dyn Namespace, known: &Known) -> Result<()> {
+    let Some(before) = known.identity else { return Ok(()) };
+    match namespace.open(&known.file.path, Access::Read, Buffering::PageCache) {
+        Ok(handle) => {
+            let now = handle.identity()?;
+            // Another file under the name is no harm: what was read came from the one that was open.
+            let replaced = (before.device, before.inode) != (now.device, now.inode);
+            if replaced { Ok(()) } else { ensure_same(&known.file, before, now) }
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the transfer was cancelled")
+}
+
+/// What all lanes of a transfer share.
+struct Shared<'a> {
+    context: &'a TransferContext,
+    options: &'a TransferOptions,
+    files: &'a [Known],
+    open: &'a OpenFiles<'a>,
+    stop: AtomicBool,
+    moved: AtomicU64,
+}
+
+/// What a lane did.
+#[derive(Default)]
+struct Outcome {
+    parts: HashMap<(usize, Path, EngineName, Arc<str>), u64>,
+    refused: Vec<Chunk>,
+    retries: u64,
+}
+
+impl Outcome {
+    fn add(&mut self, other: Self) {
+        for (key, bytes) in other.parts {
+            *self.parts.entry(key).or_default() += bytes;
+        }
+        self.refused.extend(other.refused);
+        self.retries += other.retries;
+    }
+
+    /// The parts of each file, the largest first.
+    fn into_parts(self, files: usize) -> Vec<Vec<Part>> {
+        let mut by_file = Vec::new();
+        by_file.resize_with(files, Vec::new);
+        for ((file, path, engine, reason), bytes) in self.parts {
+            by_file[file].push(Part { path, engine, bytes, reason });
+        }
+        for parts in &mut by_file {
+            parts.sort_by(|a: &Part, b: &Part| (b.bytes, a.path, &a.reason).cmp(&(a.bytes, b.path, &b.reason)));
+        }
+        by_file
+    }
+}
+
+/// Runs each storage side's chunks in a lane of its own. The last lane runs on the caller's thread.
+fn run_lanes(shared: &Shared<'_>, chunks: Vec<Chunk>) -> Result<Outcome> {
+    let (drive, cache): (Vec<Chunk>, Vec<Chunk>) = chunks.into_iter().partition(|chunk| chunk.source == Source::Drive);
+    let results = match (drive.is_empty(), cache.is_empty()) {
+        (true, true) => Vec::new(),
+        (false, true) => vec![Lane::run(shared, Source::Drive, drive)],
+        (true, false) => vec![Lane::run(shared, Source::PageCache, cache)],
+        (false, false) => std::thread::scope(|scope| {
+            let beside = scope.spawn(|| Lane::run(shared, Source::PageCache, cache));
+            let here = Lane::run(shared, Source::Drive, drive);
+            let there = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            vec![here, there]
+        }),
+    };
+    let mut outcome = Outcome::default();
+    let mut first: Option<Error> = None;
+    for result in results {
+        match result {
+            Ok(lane) => outcome.add(lane),
+            // A lane that was stopped by the other's failure says so only if there is nothing better to say.
+            Err(error) if first.as_ref().is_none_or(|have| have.kind() == ErrorKind::Cancelled) => first = Some(error),
+            Err(_) => {}
+        }
+    }
+    first.map_or(Ok(outcome), Err)
+}
+
+/// A chunk in flight.
+struct Flight {
+    chunk: Chunk,
+    slot: Option<Slot>,
+}
+
+/// One thread driving one engine through its chunks.
+struct Lane<'a, 'b> {
+    shared: &'a Shared<'b>,
+    source: Source,
+    todo: std::iter::Peekable<std::vec::IntoIter<Chunk>>,
+    flights: HashMap<usize, Flight>,
+    next_token: usize,
+    current: Option<(usize, Access, Arc<dyn File>)>,
+    note: Option<Arc<str>>,
+    outcome: Outcome,
+}
+
+impl Lane<'_, '_> {
+    fn run(shared: &Shared<'_>, source: Source, chunks: Vec<Chunk>) -> Result<Outcome> {
+        let mut engine = shared.context.engines.take(source).inspect_err(|_| shared.stop.store(true, Ordering::Relaxed))?;
+        let retries_before = engine.retries();
+        let mut lane = Lane {
+            shared,
+            source,
+            todo: chunks.into_iter().peekable(),
+            flights: HashMap::new(),
+            next_token: 0,
+            current: None,
+            note: engine.note(),
+            outcome: Outcome::default(),
+        };
+        let mut failure = None;
+        let mut done = Vec::new();
+        loop {
+            if failure.is_none()
+                && let Err(error) = lane.fill(&mut *engine)
+            {
+                shared.stop.store(true, Ordering::Relaxed);
+                failure = Some(error);
+            }
+            if engine.in_flight() == 0 {
+                break;
+            }
+            // If the mechanism itself fails, the engine keeps what is in flight and waits for it when dropped.
+            engine.complete(&mut done, Wait::ForOne)?;
+            for completion in done.drain(..) {
+                if let Err(error) = lane.finish(completion, engine.name()) {
+                    shared.stop.store(true, Ordering::Relaxed);
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        lane.outcome.retries = engine.retries() - retries_before;
+        failure.map_or(Ok(lane.outcome), Err)
+    }
+
+    /// Submits chunks until the engine's queue, the ring or the descriptors are used up, or none is left.
+    fn fill(&mut self, engine: &mut dyn crate::io::Engine) -> Result<()> {
+        while self.todo.peek().is_some() {
+            if self.shared.options.cancel.is_cancelled() || self.shared.stop.load(Ordering::Relaxed) {
+                return Err(cancelled());
+            }
+            if engine.in_flight() >= engine.capabilities().depth {
+                return Ok(());
+            }
+            let may_wait = self.flights.is_empty();
+            let Some(file) = self.file(may_wait)? else { return Ok(()) };
+            let Some(slot) = self.slot(may_wait)? else { return Ok(()) };
+            let Some(chunk) = self.todo.next() else { return Ok(()) };
+            let request = self.request(&chunk, slot.as_ref(), file);
+            let token = request.token;
+            self.flights.insert(token, Flight { chunk, slot });
+            if engine.submit(request).is_err() {
+                return Err(
+                    Error::new(ErrorKind::Io, "an engine refused a request below its own depth").with("engine", engine.name())
+                );
+            }
+        }
+        self.current = None;
+        Ok(())
+    }
+
+    /// The next chunk's file, if a descriptor is to be had.
+    fn file(&mut self, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
+        let Some(chunk) = self.todo.peek() else { return Ok(None) };
+        let access = if chunk.direction == Direction::Read { Access::Read } else { Access::Write };
+        match &self.current {
+            Some((file, mode, handle)) if (*file, *mode) == (chunk.file, access) => return Ok(Some(Arc::clone(handle))),
+            _ => self.current = None,
+        }
+        let known = &self.shared.files[chunk.file];
+        // The same file as was examined, or what the header said of it no longer holds.
+        let expected = FileRef { path: known.file.path.clone(), expected: known.identity };
+        let Some(handle) = self.shared.open.open(&expected, access, self.source, may_wait)? else { return Ok(None) };
+        self.current = Some((chunk.file, access, Arc::clone(&handle)));
+        Ok(Some(handle))
+    }
+
+    /// The next chunk's slot: `Some(None)` if it needs none, `None` if none is free.
+    #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
+    fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
+        let ring = &self.shared.context.ring;
+        match self.todo.peek().map(|chunk| &chunk.placement) {
+            Some(Placement::ThroughRing(_)) if may_wait => Ok(Some(Some(ring.take()?))),
+            Some(Placement::ThroughRing(_)) => Ok(ring.try_take()?.map(Some)),
+            _ => Ok(Some(None)),
+        }
+    }
+
+    fn request(&mut self, chunk: &Chunk, slot: Option<&Slot>, file: Arc<dyn File>) -> Request {
+        let token = self.next_token;
+        self.next_token += 1;
+        let segments = match (&chunk.placement, slot) {
+            (Placement::Straight(regions), _) => regions.clone(),
+            (Placement::ThroughRing(pieces), Some(slot)) => {
+                if chunk.direction == Direction::Write {
+                    for piece in pieces {
+                        slot.region().slice(piece.at..piece.at + piece.region.len()).copy_from_region(&piece.region);
+                    }
+                }
+                let length = usize::try_from(chunk.extent.length).unwrap_or(usize::MAX);
+                vec![slot.region().slice(0..length)]
+            }
+            (Placement::ThroughRing(_), None) => unreachable!("`slot` gives one to every chunk that needs it"),
+        };
+        let Chunk { direction, extent, needed, alignment, .. } = *chunk;
+        Request { token, direction, file, offset: extent.offset, segments, needed, alignment }
+    }
+
+    /// Takes a completion: copies staged bytes to their places and counts them.
+    fn finish(&mut self, completion: Completion, engine: EngineName) -> Result<()> {
+        let Completion { request, result } = completion;
+        let Some(Flight { chunk, slot }) = self.flights.remove(&request.token) else {
+            return Err(Error::new(ErrorKind::Io, "an engine completed a request that is not in flight").with("engine", engine));
+        };
+        if let Err(source) = result {
+            let refused = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
+            if refused && self.source == Source::Drive && self.shared.options.policy == PathPolicy::Auto {
+                self.outcome.refused.push(chunk);
+                return Ok(());
+            }
+            return Err(self.failed(&chunk, source, engine));
+        }
+        if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, &slot, chunk.direction) {
+            for piece in pieces {
+                piece.region.copy_from_region(&slot.region().slice(piece.at..piece.at + piece.region.len()));
+            }
+        }
+        let path = match (self.source, &chunk.placement) {
+            (Source::PageCache, _) => Path::Cached,
+            (Source::Drive, Placement::Straight(_)) => Path::Plain,
+            (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
+        };
+        let reason = match &self.note {
+            Some(note) => format!("{}; {note}", chunk.reason).into(),
+            None => Arc::clone(&chunk.reason),
+        };
+        *self.outcome.parts.entry((chunk.file, path, engine, reason)).or_default() += chunk.wanted;
+        let moved = self.shared.moved.fetch_add(chunk.wanted, Ordering::Relaxed) + chunk.wanted;
+        if let Some(progress) = &self.shared.options.progress {
+            progress(moved);
+        }
+        Ok(())
+    }
+
+    fn failed(&self, chunk: &Chunk, source: std::io::Error, engine: EngineName) -> Error {
+        let known = &self.shared.files[chunk.file];
+        let what = match (chunk.direction, source.kind()) {
+            (_, std::io::ErrorKind::UnexpectedEof) => "the file ended before it should, so it was cut while it was being read",
+            (Direction::Read, _) => "cannot read",
+            (Direction::Write, _) => "cannot write",
+        };
+        let Extent { offset, length } = chunk.extent;
+        let error = Error::from_io(what, source).with_file(&known.file.path);
+        error.with("offset", offset).with("length", length).with("engine", engine)
+    }
+}

@@ -1,0 +1,39 @@
+//! What the fuzz targets share: the judge that the format's own tests use, compiled from the same file.
+
+// The judge names its subject by these paths.
+use thruway::{base, format};
+
+#[path = "../../crates/thruway/src/format/safetensors/tests/oracle.rs"]
+mod oracle;
+
+/// Reads a whole file and the reference's verdict on it. Panics if they differ otherwise than documented, or if an
+/// accepted header breaks a promise.
+pub fn check_header(file: &[u8]) {
+    oracle::check(file);
+}
+
+/// The same for bytes that are a header's text, behind one byte that is the number of data bytes. Most changes to a
+/// whole file only break its length; here each one reaches the JSON.
+pub fn check_header_text(bytes: &[u8]) {
+    let Some((&data_bytes, text)) = bytes.split_first() else { return };
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(text);
+    file.resize(file.len() + usize::from(data_bytes), 0);
+    oracle::check(&file);
+}
+
+/// Reads an index. Panics if an accepted one breaks a promise or does not come back from its own text.
+pub fn check_index(text: &[u8]) {
+    let Ok(index) = format::safetensors::Index::parse(text) else { return };
+    assert!(!index.weight_map.is_empty());
+    for file in index.files() {
+        let plain = |part: &str| !matches!(part, "" | "." | "..");
+        assert!(file.split('/').all(plain) && !file.contains('\0'), "{file:?} could lead elsewhere");
+        if let Some((stem, i, n)) = format::safetensors::parse_shard_name(file) {
+            assert!((1..=n).contains(&i) && file.starts_with(stem));
+        }
+    }
+    let again = format::safetensors::Index::parse(index.to_json().as_bytes()).expect("our own text");
+    assert_eq!(again.weight_map, index.weight_map);
+    assert_eq!(again.total_size, index.total_size);
+}
