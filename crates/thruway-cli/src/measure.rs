@@ -14,7 +14,7 @@ use thruway::io::{Completion, Engine, Request, Wait};
 use thruway::storage::{Access, Buffering, File, Namespace, OsNamespace, Residency, drop_from_page_cache};
 use thruway::{Alignment, Direction, Error, ErrorKind, HostBuffer, Result};
 
-use crate::output::gb_per_s;
+use crate::output::{counted, gb_per_s};
 use crate::synthetic::fill;
 
 /// One call of the plain single-threaded references.
@@ -23,6 +23,12 @@ const PLAIN_BYTES: usize = 4 << 20;
 const COPY_BYTES_MIN: usize = 128 << 20;
 /// More would measure nothing new.
 const COPY_BYTES_MAX: usize = 512 << 20;
+/// So much of a file is read from the page cache.
+const CACHE_BYTES_MAX: u64 = 1 << 30;
+/// The ring of a session, the buffers of requests to the drive, and the process itself.
+const MEMORY_BESIDE: u64 = 512 << 20;
+/// The first touch of fresh memory varies (a virtual machine may have to fetch it from its host), so one run is no limit.
+const CACHE_RUNS_MIN: u32 = 3;
 
 /// A rate, and how it was reached.
 #[derive(Clone, Debug)]
@@ -77,6 +83,12 @@ const fn shape(depth: usize, chunk_bytes: usize) -> Shape {
     Shape { depth, chunk_bytes }
 }
 
+impl Shape {
+    fn describe(self, engine: &dyn Engine) -> String {
+        format!("{}, {} × {} KiB in flight", engine.name(), self.depth, self.chunk_bytes >> 10)
+    }
+}
+
 impl Effort {
     /// Enough to compare with.
     pub(crate) const QUICK: Self = Self { repeat: 1, shapes: &[shape(32, 4 << 20), shape(8, 4 << 20), shape(32, 1 << 20)] };
@@ -116,6 +128,12 @@ fn best(repeat: u32, bytes: u64, mut once: impl FnMut() -> Result<f64>) -> Resul
     Ok(best)
 }
 
+/// The most memory that measuring with a model of `bytes` takes, the model itself included.
+pub(crate) fn memory_needed(bytes: u64) -> u64 {
+    let copies = 2 * COPY_BYTES_MIN.max(to_usize(bytes).min(COPY_BYTES_MAX)) as u64;
+    bytes.max(copies).max(2 * bytes.min(CACHE_BYTES_MAX)).saturating_add(MEMORY_BESIDE)
+}
+
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     work()?;
@@ -145,24 +163,26 @@ pub(crate) fn memory_copy(bytes: u64, repeat: u32) -> Result<Vec<Limit>> {
     let threads = processors();
     Ok(vec![
         Limit::known("memory copy, one thread", copy(1)?, "memcpy, 1 thread"),
-        Limit::known("memory copy, all threads", copy(threads)?, format!("memcpy, {threads} threads")),
+        Limit::known("memory copy, all threads", copy(threads)?, format!("memcpy, {}", counted(threads, "thread"))),
     ])
 }
 
 /// Reads a file that the page cache holds: with one thread and with all, into memory that was never touched (as a load
-/// does) and into memory that was. The file is brought into the page cache first.
+/// does) and into memory that was. The file is brought into the page cache first, all of it.
 pub(crate) fn page_cache(path: &Path, repeat: u32) -> Result<Vec<Limit>> {
+    let repeat = repeat.max(CACHE_RUNS_MIN);
+    warm(path)?;
     let file = OsNamespace.open(path, Access::Read, Buffering::PageCache)?;
-    let bytes = file.identity()?.length;
+    let bytes = file.identity()?.length.min(CACHE_BYTES_MAX);
     let mut warm = HostBuffer::new(to_usize(bytes))?;
-    read_striped(&*file, warm.bytes_mut()?, 1)?;
+    warm.bytes_mut()?.fill(1);
     let mut limits = Vec::new();
     let names = [
         ("page cache read, one thread, fresh memory", "page cache read, one thread, warm memory", 1),
         ("page cache read, all threads, fresh memory", "page cache read, all threads, warm memory", processors()),
     ];
     for (fresh_name, warm_name, threads) in names {
-        let how = format!("pread of {} MiB, {threads} threads", PLAIN_BYTES >> 20);
+        let how = format!("pread of {} MiB, {}", PLAIN_BYTES >> 20, counted(threads, "thread"));
         let rate = best(repeat, bytes, || {
             let mut fresh = HostBuffer::new(to_usize(bytes))?;
             timed(|| read_striped(&*file, fresh.bytes_mut()?, threads))
@@ -205,7 +225,8 @@ fn read_plainly(file: &dyn File, target: &mut [u8], mut offset: u64) -> Result<(
 }
 
 /// What the drive gives past the page cache: the best over several shapes of requests, and what a plain single thread
-/// gets. Uses a scratch file of `bytes` at `path`, which it leaves there. Writes count until they are synced.
+/// gets. Uses a scratch file of `bytes` at `path`, which it leaves there. Writes count until they are synced, and go over
+/// blocks that the file has; a fresh file costs the filesystem some work more, which one figure shows.
 pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit>> {
     const NAMES: [(&str, &str, Direction); 2] = [
         ("O_DIRECT write, best", "O_DIRECT write, one at a time", Direction::Write),
@@ -228,7 +249,23 @@ pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit
         let how = format!("1 thread, {} MiB", PLAIN_BYTES >> 20);
         limits.push(Limit { name: plain_name, rate: told(plain.map(|gb_per_s| Rate { gb_per_s, how })) });
     }
+    drop(file);
+    limits.insert(1, Limit { name: "O_DIRECT write, fresh file", rate: fresh_write(path, bytes, effort) });
     Ok(limits)
+}
+
+/// As the best of writing, into a file whose blocks were only just reserved.
+fn fresh_write(path: &Path, bytes: u64, effort: Effort) -> Result<Rate, String> {
+    let Some(shape) = effort.shapes.first().copied() else { return Err("no shape of requests was tried".to_owned()) };
+    let mut engine = told(engine(shape.depth))?;
+    let how = shape.describe(&engine);
+    let rate = best(effort.repeat, bytes, || {
+        OsNamespace.remove(path)?;
+        OsNamespace.create(path)?.allocate(bytes)?;
+        let file = OsNamespace.open(path, Access::Write, Buffering::Direct)?;
+        pass(&mut engine, &file, bytes, Direction::Write, shape)
+    });
+    told(rate.map(|gb_per_s| Rate { gb_per_s, how }))
 }
 
 /// The file opened past the page cache, or why that cannot be.
@@ -264,20 +301,18 @@ fn plain_pass(file: &dyn File, bytes: u64, direction: Direction) -> Result<()> {
 }
 
 fn best_shape(file: &Arc<dyn File>, bytes: u64, direction: Direction, effort: Effort) -> Result<Rate, String> {
-    let mut found: Option<(f64, Shape, String)> = None;
+    let mut found: Option<(f64, Shape)> = None;
     for shape in effort.shapes {
         let mut engine = told(engine(shape.depth))?;
-        let name = engine.name().to_string();
         let rate = told(best(1, bytes, || pass(&mut engine, file, bytes, direction, *shape)))?;
-        if found.as_ref().is_none_or(|(best, ..)| rate > *best) {
-            found = Some((rate, *shape, name));
+        if found.is_none_or(|(best, _)| rate > best) {
+            found = Some((rate, *shape));
         }
     }
-    let Some((first, shape, name)) = found else { return Err("no shape of requests was tried".to_owned()) };
+    let Some((first, shape)) = found else { return Err("no shape of requests was tried".to_owned()) };
     let mut engine = told(engine(shape.depth))?;
     let again = told(best(effort.repeat - 1, bytes, || pass(&mut engine, file, bytes, direction, shape)))?;
-    let how = format!("{name}, {} × {} KiB in flight", shape.depth, shape.chunk_bytes >> 10);
-    Ok(Rate { gb_per_s: first.max(again), how })
+    Ok(Rate { gb_per_s: first.max(again), how: shape.describe(&engine) })
 }
 
 /// io_uring, or threads where the kernel does not allow it.

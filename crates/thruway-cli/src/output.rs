@@ -85,7 +85,12 @@ impl Output {
         Ok(())
     }
 
-    /// A line on standard error, for people.
+    /// A warning on standard error, whatever the form.
+    pub(crate) fn warn(&self, line: impl Display) {
+        complain(&format!("warning: {line}\n"));
+    }
+
+    /// A line on standard error, for people; JSON says the same in its own way.
     pub(crate) fn remark(&self, line: impl Display) {
         if !self.json {
             complain(&format!("{line}\n"));
@@ -215,6 +220,11 @@ pub(crate) fn remark_notes(output: &Output, path: &std::path::Path, notes: &[Str
 /// Decimal gigabytes a second; 0 where no time passed.
 pub(crate) fn gb_per_s(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 }
+}
+
+/// `1 tensor`, `2 tensors`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 /// Lines with aligned columns. Columns in `right` are flushed right.

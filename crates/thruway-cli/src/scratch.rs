@@ -41,7 +41,7 @@ impl Drop for Scratch<'_> {
             return;
         }
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            self.output.remark(format!("warning: cannot remove {}: {error}", safe_path(&self.path)));
+            self.output.warn(format!("cannot remove {}: {error}", safe_path(&self.path)));
         }
     }
 }

@@ -232,13 +232,20 @@ fn the_default_stream_waits_for_blocking_streams_and_for_no_others() {
     let device = driver.alloc(4096);
     let (blocking, free) = (driver.stream(CU_STREAM_DEFAULT), driver.stream(CU_STREAM_NON_BLOCKING));
     let held = fake.hold();
-    driver.fill(device, 1, 4096, blocking);
+    (0..3).for_each(|_| driver.fill(device, 1, 4096, blocking));
     // Far more than the default stream will have to wait for.
-    (0..20).for_each(|_| driver.fill(device, 1, 4096, free));
+    (0..30).for_each(|_| driver.fill(device, 1, 4096, free));
     driver.fill(device, 2, 4096, null_mut());
     drop(held);
     driver.sync(null_mut());
     assert_eq!((driver.query(blocking), driver.query(free)), (CUDA_SUCCESS, CUDA_ERROR_NOT_READY));
+
+    let held = fake.hold();
+    (0..3).for_each(|_| driver.fill(device, 1, 4096, null_mut()));
+    driver.fill(device, 2, 4096, blocking);
+    drop(held);
+    driver.sync(blocking);
+    assert_eq!(driver.query(null_mut()), CUDA_SUCCESS, "and a blocking stream for the default stream");
 }
 
 #[test]
@@ -271,7 +278,7 @@ fn host_memory_that_is_unmapped_under_a_copy_is_an_error_and_not_a_crash() {
     let stream = driver.stream(CU_STREAM_NON_BLOCKING);
     let held = fake.hold();
     driver.h2d(device, host.pointer(), 8192, stream);
-    drop(host);
+    host.vanish();
     drop(held);
     // SAFETY: a living stream.
     assert_eq!(unsafe { (driver.cuda.cuStreamSynchronize)(stream) }, CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -5,10 +5,9 @@ use std::time::Instant;
 use serde_json::json;
 use thruway::{ByteSize, CopyOptions, Result, Session};
 
-use super::counted;
 use crate::args::CopyArgs;
 use crate::escape::safe_path;
-use crate::output::{Outcome, Output, gb_per_s, receipt_fields, remark_notes};
+use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, remark_notes};
 
 pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
     let session = Session::builder().path(args.path).build()?;

@@ -12,16 +12,14 @@ use thruway::{
     ByteSize, Device, Error, ErrorKind, LoadOptions, Path, PathPolicy, Receipt, Result, SaveOptions, Session, Source, Tensors,
 };
 
-use super::{counted, describe_device};
+use super::describe_device;
 use crate::args::DemoArgs;
 use crate::escape::{safe, safe_path};
 use crate::measure::{self, Effort, Limit};
-use crate::output::{Outcome, Output, gb_per_s, receipt_fields, table};
+use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, table};
 use crate::scratch::{Scratch, ensure_disk};
 use crate::synthetic::Synthetic;
 
-/// Beside the model: the ring, what limits are measured with, and the process itself.
-const MEMORY_BESIDE: u64 = 1 << 30;
 /// The scratch file on which the drive's limits are measured is not larger than this.
 const LIMIT_BYTES_MAX: u64 = 1 << 30;
 /// Beside the model on disk: its header.
@@ -35,6 +33,14 @@ struct Saved {
     digests: BTreeMap<String, Digest>,
     receipt: Receipt,
     seconds: f64,
+}
+
+/// What was measured.
+struct Figures {
+    ways: Vec<Way>,
+    limits: Vec<Limit>,
+    /// Whether the page cache can let go of the file, so that a load may find it cold.
+    can_be_cold: bool,
 }
 
 /// One way of reading the model back.
@@ -55,7 +61,7 @@ pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
     let session = Session::builder().build()?;
     let given = args.model.as_ref().map(|path| session.open(path)).transpose()?;
     let bytes = given.as_ref().map_or(args.size.bytes(), thruway::Model::bytes);
-    ensure_host_bytes(bytes.saturating_add(MEMORY_BESIDE))?;
+    ensure_host_bytes(measure::memory_needed(bytes))?;
     ensure_disk(&args.dir, bytes.saturating_add(bytes.min(LIMIT_BYTES_MAX)).saturating_add(DISK_BESIDE))?;
     let scratch = Scratch::new(&args.dir, "demo", args.keep, output)?;
     let memory = describe_device(Device::Auto, session.device());
@@ -70,10 +76,10 @@ pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
     output.line(format!("model    {}, {}", counted(saved.digests.len(), "tensor"), saved.origin))?;
     output.line(format!("saved    {}\n         {}", safe_path(&saved.path), indented(&saved.receipt)))?;
     output.flush()?;
-    let (ways, limits) = measure_ways(&session, &saved, &scratch, output)?;
+    let Figures { ways, limits, can_be_cold } = measure_ways(&session, &saved, &scratch, output)?;
     print_comparison(&saved, &ways, &limits, output)?;
     let wrong = ways.iter().any(|way| way.result.as_ref().is_ok_and(|loaded| !loaded.wrong.is_empty()));
-    let verdict = verdict(&saved, &ways);
+    let verdict = verdict(&saved, &ways, can_be_cold);
     output.line(format!("\n{verdict}"))?;
     if args.keep {
         output.line(format!("kept: {}", safe_path(scratch.path())))?;
@@ -135,13 +141,14 @@ fn save(session: &Session, sources: &[Source], target: &FilePath, model: Describ
 }
 
 /// Reads the model back every way, and measures the machine's limits beside it.
-fn measure_ways(session: &Session, saved: &Saved, scratch: &Scratch<'_>, output: &Output) -> Result<(Vec<Way>, Vec<Limit>)> {
+fn measure_ways(session: &Session, saved: &Saved, scratch: &Scratch<'_>, output: &Output) -> Result<Figures> {
     let mut ways = vec![load(session, saved, "as it is found", PathPolicy::Auto, output)?];
     let mut limits = measure::memory_copy(saved.bytes, Effort::QUICK.repeat)?;
     // This brings the file into the page cache, where the next way wants it.
     limits.extend(measure::page_cache(&saved.path, Effort::QUICK.repeat)?);
     ways.push(load(session, saved, "page cache, warm", PathPolicy::Require(Path::Cached), output)?);
-    if let Err(reason) = measure::chill(&saved.path)? {
+    let chilled = measure::chill(&saved.path)?;
+    if let Err(reason) = chilled {
         output.remark(format!("note: {reason}"));
     }
     ways.push(load(session, saved, "past the page cache", PathPolicy::Require(Path::Staged), output)?);
@@ -150,7 +157,7 @@ fn measure_ways(session: &Session, saved: &Saved, scratch: &Scratch<'_>, output:
     limits.extend(measure::drive(&file, saved.bytes.min(LIMIT_BYTES_MAX), Effort::QUICK)?);
     // The directory would be removed anyway; the model may be kept, and this not.
     std::fs::remove_file(&file).map_err(|error| Error::from_io("cannot remove", error).with_file(&file))?;
-    Ok((ways, limits))
+    Ok(Figures { ways, limits, can_be_cold: chilled.is_ok() })
 }
 
 fn load(session: &Session, saved: &Saved, name: &'static str, policy: PathPolicy, output: &Output) -> Result<Way> {
@@ -163,7 +170,9 @@ fn load(session: &Session, saved: &Saved, name: &'static str, policy: PathPolicy
     drop(bar);
     let result = match loaded {
         Ok((tensors, receipt)) => Ok(Loaded { wrong: wrong_tensors(&tensors, saved)?, receipt, seconds }),
-        Err(error) if matches!(error.kind(), ErrorKind::PathUnavailable | ErrorKind::Unsupported) => Err(error.message().to_owned()),
+        Err(error) if matches!(error.kind(), ErrorKind::PathUnavailable | ErrorKind::Unsupported) => {
+            Err(error.message().to_owned())
+        }
         Err(error) => return Err(error),
     };
     let told = match &result {
@@ -241,7 +250,7 @@ pub(super) fn limit_table(limits: &[Limit]) -> Vec<String> {
 }
 
 /// One sentence: whether all bytes are right, and which path loads will take.
-fn verdict(saved: &Saved, ways: &[Way]) -> String {
+fn verdict(saved: &Saved, ways: &[Way], can_be_cold: bool) -> String {
     let done: Vec<&Loaded> = ways.iter().filter_map(|way| way.result.as_ref().ok()).collect();
     let wrong: usize = done.iter().map(|loaded| loaded.wrong.len()).sum();
     let bytes = if wrong == 0 {
@@ -250,7 +259,7 @@ fn verdict(saved: &Saved, ways: &[Way]) -> String {
         format!("WRONG BYTES: {} came back wrong", counted(wrong, "tensor"))
     };
     let past_cache = ways.iter().any(|way| way.policy == PathPolicy::Require(Path::Staged) && way.result.is_ok());
-    let path = if past_cache {
+    let path = if past_cache && can_be_cold {
         "loads here go past the page cache straight into memory (plain), and copy from it (cached) what it already holds"
     } else {
         "loads here go through the page cache (cached)"
@@ -280,7 +289,7 @@ fn way_object(way: &Way, bytes: u64, limits: &[Limit]) -> Value {
     object["policy"] = required.into();
     object["available"] = way.result.is_ok().into();
     object["reason"] = json!(way.result.as_ref().err());
-    object["wrong"] = json!(way.result.as_ref().map(|loaded| loaded.wrong.clone()).unwrap_or_default());
+    object["wrong"] = json!(way.result.as_ref().map_or(&[][..], |loaded| &loaded.wrong));
     object
 }
 

@@ -8,10 +8,9 @@ use thruway::base::error::printable;
 use thruway::storage::{Namespace, OsNamespace};
 use thruway::{ByteSize, Model, Result, Session};
 
-use super::counted;
 use crate::args::InspectArgs;
 use crate::escape::safe;
-use crate::output::{Outcome, Output, remark_notes, table};
+use crate::output::{Outcome, Output, counted, remark_notes, table};
 
 /// Dimensions shown to people; a hostile header may hold millions.
 const DIMENSIONS_MAX: usize = 12;

@@ -5,10 +5,10 @@ use std::time::Instant;
 use serde_json::{Map, Value, json};
 use thruway::{ByteSize, LoadOptions, Result, Session};
 
-use super::{counted, describe_device};
+use super::describe_device;
 use crate::args::LoadArgs;
 use crate::escape::{safe, safe_path};
-use crate::output::{Outcome, Output, receipt_fields, remark_notes};
+use crate::output::{Outcome, Output, counted, receipt_fields, remark_notes};
 
 pub(super) fn run(args: &LoadArgs, output: &Output) -> Result<Outcome> {
     let session = Session::builder().device(args.device).path(args.path).build()?;

@@ -37,8 +37,3 @@ fn describe_device(asked: Device, used: Device) -> String {
         (_, gpu) => format!("{gpu} was asked for"),
     }
 }
-
-/// `1 tensor`, `2 tensors`.
-fn counted(count: usize, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
-}

@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 use thruway::transfer::Progress;
 use thruway::{ByteSize, Result, Session, VerifyOptions};
 
-use super::counted;
 use crate::args::VerifyArgs;
 use crate::escape::{safe, safe_path};
-use crate::output::{Outcome, Output, receipt_fields, remark_notes};
+use crate::output::{Outcome, Output, counted, receipt_fields, remark_notes};
 
 pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
     let session = Session::builder().path(args.path).build()?;

@@ -33,13 +33,14 @@ impl World {
         without_provenance_mut(HANDLE_BASE + device * HANDLE_STRIDE)
     }
 
-    /// The device whose context a handle means.
+    /// The device whose context a handle means. Also one that was released: a driver takes it as current without a word,
+    /// and says `CUDA_ERROR_CONTEXT_IS_DESTROYED` when it is used.
     pub(crate) fn context_by_handle(&mut self, handle: CUcontext) -> Result<usize, CUresult> {
         let device = handle.addr().wrapping_sub(HANDLE_BASE) / HANDLE_STRIDE;
-        match self.contexts.get(device) {
-            Some(context) if Self::context_handle(device) == handle && context.references > 0 => Ok(device),
-            _ => self.refuse(FaultKind::StaleHandle, format!("context {handle:?}"), CUDA_ERROR_INVALID_CONTEXT),
+        if device < self.contexts.len() && Self::context_handle(device) == handle {
+            return Ok(device);
         }
+        self.refuse(FaultKind::StaleHandle, format!("context {handle:?}"), CUDA_ERROR_INVALID_CONTEXT)
     }
 
     /// The thread's stack of contexts.

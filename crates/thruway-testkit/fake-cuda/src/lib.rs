@@ -15,13 +15,15 @@
 //!   at the call and compared at completion.
 //! - **Every range is checked**, when work is submitted and again when it runs: bounds, liveness, and that a host range
 //!   does not leave the registration it begins in.
-//! - **Pinned allocations are not page-aligned**, since nothing promises that they are.
+//! - **Pinned allocations are not page-aligned.** Nothing promises that they are, and a driver was seen to put even a
+//!   megabyte 512-aligned behind smaller ones.
 //!
 //! # What it imitates
 //! Answers follow the documentation and, where that is silent, what a driver of CUDA 13.0 was seen to do on an H200: which
 //! calls need a current context, which wait for all work (`cuMemFree_v2`, `cuMemFreeHost`, `cuMemHostUnregister`), that
 //! registered ranges may share a page but not a byte, that the primary context keeps its handle, that a forked child gets
-//! `CUDA_ERROR_NOT_INITIALIZED`. Errors found while work runs are sticky in their context.
+//! `CUDA_ERROR_NOT_INITIALIZED`. It is stricter in one point: a device address given as a copy's host side is refused,
+//! where a driver copies within the device. Errors found while work runs are sticky in their context.
 //!
 //! Not imitated: device code (modules are refused), the per-thread default stream, graphs, peer access rules, and the
 //! kernel's refusal to pin some file mappings.

@@ -29,6 +29,11 @@ impl Content {
         Self { now: bytes.clone(), durable: bytes, log: Vec::new(), modified: 0 }
     }
 
+    /// A file just created.
+    pub(super) fn empty(modified: i128) -> Self {
+        Self { modified, ..Self::default() }
+    }
+
     pub(super) fn now(&self) -> &[u8] {
         &self.now
     }

@@ -209,21 +209,24 @@ impl Tree {
 
     /// What is left after a power cut.
     pub(super) fn after_power_cut(&self, survival: &mut Survival) -> Self {
-        let mut left = Self { nodes: self.nodes.clone(), pending: Vec::new() };
+        let empty = |node: &Node| match node {
+            Node::Directory { .. } => node.clone(),
+            Node::File(_) => Node::File(Content::default()),
+        };
+        let mut left = Self { nodes: self.nodes.iter().map(empty).collect(), pending: Vec::new() };
         for changes in &self.pending {
             if survival.keeps() {
                 left.make_durable(changes);
             }
         }
-        let reachable = left.reachable(|node| match node {
-            Node::Directory { durable, .. } => Some(durable),
-            Node::File(_) => None,
-        });
-        for (id, node) in left.nodes.iter_mut().enumerate() {
-            match node {
-                Node::Directory { now, durable } => now.clone_from(durable),
-                Node::File(content) if reachable.contains(&(id as u64)) => *content = content.after_power_cut(survival),
-                Node::File(content) => *content = Content::default(),
+        for node in &mut left.nodes {
+            if let Node::Directory { now, durable } = node {
+                now.clone_from(durable);
+            }
+        }
+        for id in left.reachable() {
+            if let (Node::File(before), Node::File(after)) = (self.node(id), left.node_mut(id)) {
+                *after = before.after_power_cut(survival);
             }
         }
         left
@@ -231,19 +234,18 @@ impl Tree {
 
     /// The bytes of all files that have a name.
     pub(super) fn used_bytes(&self) -> u64 {
-        let reachable = self.reachable(|node| match node {
-            Node::Directory { now, .. } => Some(now),
-            Node::File(_) => None,
-        });
         let length = |id: &u64| self.file(*id).map_or(0, |content| content.now().len() as u64);
-        reachable.iter().map(length).sum()
+        self.reachable().iter().map(length).sum()
     }
 
-    fn reachable(&self, names: impl Fn(&Node) -> Option<&Names>) -> BTreeSet<u64> {
+    /// Every file and directory that has a name.
+    fn reachable(&self) -> BTreeSet<u64> {
         let (mut found, mut todo) = (BTreeSet::new(), vec![ROOT]);
         while let Some(id) = todo.pop() {
-            if found.insert(id) {
-                todo.extend(names(self.node(id)).into_iter().flat_map(|names| names.values().copied()));
+            if found.insert(id)
+                && let Node::Directory { now, .. } = self.node(id)
+            {
+                todo.extend(now.values().copied());
             }
         }
         found

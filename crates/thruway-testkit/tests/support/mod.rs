@@ -242,6 +242,12 @@ impl Mapping {
         self.pointer.as_ptr()
     }
 
+    /// Takes the memory away but keeps the addresses, so that no other thread's memory comes to lie there.
+    pub(crate) fn vanish(&self) {
+        // SAFETY: the mapping is ours and holds nothing that Rust knows of.
+        assert_eq!(unsafe { libc::mprotect(self.pointer(), self.bytes, libc::PROT_NONE) }, 0);
+    }
+
     pub(crate) fn write(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.bytes);
         let (local, remote) = (span(bytes.as_ptr().cast_mut().cast(), bytes.len()), span(self.pointer(), bytes.len()));
@@ -262,7 +268,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours; a copy in flight over it is what one of the tests is about.
+        // SAFETY: the mapping is ours, and nobody uses it after the test.
         unsafe { libc::munmap(self.pointer(), self.bytes) };
     }
 }

@@ -11,7 +11,7 @@ use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::File;
-use crate::base::{Extent, Result};
+use crate::base::{Error, Extent, Result};
 
 /// How much of a range the page cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +34,12 @@ const PAGE_BYTES: u64 = 4096;
 /// on the drive yet cannot be forgotten, so the file is synced first. For measurements: nothing else gains by it.
 ///
 /// # Errors
-/// What the sync reports. A kernel that does not forget is no error: the result tells.
+/// What the sync or the advice reports. A kernel that does not forget is no error: the result tells.
 pub fn drop_from_page_cache(file: &dyn File) -> Result<Residency> {
     file.sync()?;
     if let Some(fd) = file.descriptor() {
-        // Advice that is refused changes nothing, which the residency below shows.
-        drop(rustix::fs::fadvise(fd, 0, None, Advice::DontNeed));
+        rustix::fs::fadvise(fd, 0, None, Advice::DontNeed)
+            .map_err(|errno| Error::from_io("cannot advise the kernel on the page cache", errno.into()).with("op", "fadvise"))?;
     }
     Ok(file.residency(Extent::new(0, file.identity()?.length)))
 }

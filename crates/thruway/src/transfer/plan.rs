@@ -443,3 +443,6 @@ fn whole(run: &[Wanted]) -> Extent {
     let (first, last) = (run[0].extent, run[run.len() - 1].extent);
     Extent::new(first.offset, last.end() - first.offset)
 }
+
+#[cfg(test)]
+mod tests;

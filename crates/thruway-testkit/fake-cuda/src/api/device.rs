@@ -239,7 +239,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUres
     })
 }
 
-/// Refuses what is not a living context.
+/// Refuses what is not the handle of a primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     call("cuCtxPushCurrent_v2", |mut world| {
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
     })
 }
 
-/// Refuses what is neither null nor a living context.
+/// Refuses what is neither null nor the handle of a primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     call("cuCtxSetCurrent", |mut world| {

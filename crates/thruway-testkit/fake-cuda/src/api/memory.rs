@@ -112,7 +112,7 @@ pub unsafe extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) 
     })
 }
 
-/// Begins a little way into a page: nothing promises more.
+/// Begins a little way into a page, as a driver does with all but the first allocation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: c_uint) -> CUresult {
     call("cuMemHostAlloc", |mut world| {
