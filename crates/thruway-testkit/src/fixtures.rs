@@ -89,7 +89,8 @@ impl KnownModel {
     fn header(&self) -> String {
         let mut members = Vec::new();
         if !self.metadata.is_empty() {
-            let pairs: Vec<String> = self.metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
+            let pairs: Vec<String> =
+                self.metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
             members.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
         }
         let mut at = 0;
@@ -128,18 +129,26 @@ impl KnownModel {
             let name = &spec.name;
             let tensor = loaded.get(name)?;
             if (tensor.dtype(), tensor.shape()) != (spec.dtype, spec.shape.as_slice()) {
-                return Some(format!("{name} is {} {:?} and should be {} {:?}", tensor.dtype(), tensor.shape(), spec.dtype, spec.shape));
+                return Some(format!(
+                    "{name} is {} {:?} and should be {} {:?}",
+                    tensor.dtype(),
+                    tensor.shape(),
+                    spec.dtype,
+                    spec.shape
+                ));
             }
             let have = match tensor.bytes() {
                 Ok(have) => have,
                 Err(error) => return Some(format!("{name} cannot be looked at: {error}")),
             };
-            let at = std::iter::zip(have, bytes).position(|(have, expected)| have != expected);
-            match at {
-                Some(at) => Some(format!("{name} differs from byte {at} of {} on", bytes.len())),
-                None if have.len() != bytes.len() => Some(format!("{name} has {} bytes and should have {}", have.len(), bytes.len())),
-                None => None,
+            if have.len() != bytes.len() {
+                return Some(format!("{name} has {} bytes and should have {}", have.len(), bytes.len()));
             }
+            if have == bytes {
+                return None;
+            }
+            let at = std::iter::zip(have, bytes).position(|(have, expected)| have != expected).unwrap_or(0);
+            Some(format!("{name} differs from byte {at} of {} on", bytes.len()))
         })
     }
 

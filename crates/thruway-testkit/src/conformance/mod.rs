@@ -153,7 +153,13 @@ pub fn run(make: &dyn Fn() -> Box<dyn Engine>, files: &dyn TestFiles, layering: 
             Err(_) => failed.push(format!("clause {clause}: {sentence}")),
         }
     }
-    assert!(failed.is_empty(), "{name}, {layering:?}: {} of {} checks failed:\n  {}", failed.len(), CHECKS.len(), failed.join("\n  "));
+    assert!(
+        failed.is_empty(),
+        "{name}, {layering:?}: {} of {} checks failed:\n  {}",
+        failed.len(),
+        CHECKS.len(),
+        failed.join("\n  ")
+    );
 }
 
 /// A request as the checks make it: everything that is asked for is needed.

@@ -44,9 +44,8 @@ impl Namespace for SimDisk {
     }
 
     fn create(&self, path: &Path) -> Result<Arc<dyn File>> {
-        let id = self.named("create", "cannot create", path, |state| {
-            state.tree.create_file(path, Content::empty(state.clock))
-        })?;
+        let id =
+            self.named("create", "cannot create", path, |state| state.tree.create_file(path, Content::empty(state.clock)))?;
         Ok(self.handle(id, path, Access::Write, Buffering::PageCache))
     }
 
@@ -115,9 +114,7 @@ impl Namespace for SimDisk {
         });
         match taken {
             Ok(id) => Ok(Box::new(SimLock { disk: self.clone(), id })),
-            Err(libc::EWOULDBLOCK) => {
-                Err(Error::new(ErrorKind::AlreadyExists, "another process holds the lock").with_file(path))
-            }
+            Err(libc::EWOULDBLOCK) => Err(Error::new(ErrorKind::AlreadyExists, "another process holds the lock").with_file(path)),
             Err(errno) => Err(failed("cannot lock", path, errno)),
         }
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{File, Namespace};
+use super::{File, Metadata, Namespace};
 use crate::base::{Error, ErrorKind, Result};
 
 /// A file or directory in the making, beside the name under which it will be published. Dropped without
@@ -54,10 +54,9 @@ impl Staging {
     /// [`AlreadyExists`](ErrorKind::AlreadyExists) if there is something at `target`, and what
     /// [`Namespace::create_directory`] gives.
     pub fn directory(namespace: Arc<dyn Namespace>, target: &Path) -> Result<Self> {
-        let occupied = match namespace.metadata(target) {
-            Ok(existing) if existing.kind == super::EntryKind::Directory => !namespace.list(target)?.is_empty(),
-            Ok(_) => true,
-            Err(_) => false,
+        let occupied = match existing(&*namespace, target)? {
+            Some(found) if found.kind == super::EntryKind::Directory => !namespace.list(target)?.is_empty(),
+            found => found.is_some(),
         };
         if occupied {
             return Err(Error::new(ErrorKind::AlreadyExists, "the target exists and is not an empty directory")
@@ -97,7 +96,7 @@ impl Staging {
     pub fn publish(mut self) -> Result<()> {
         if self.is_directory {
             self.namespace.sync_directory(&self.temporary)?;
-            if self.namespace.metadata(&self.target).is_ok() {
+            if existing(&*self.namespace, &self.target)?.is_some() {
                 // Only an empty directory may stand here, and renaming over anything else fails.
                 self.namespace.rename(&self.temporary, &self.target)?;
             } else {
@@ -139,6 +138,15 @@ impl Drop for Staging {
             // A drop has nobody to report to; what stays behind is recognisable by its name.
             drop(self.remove());
         }
+    }
+}
+
+/// What stands at `path`, if anything. That it cannot be found out is an error, not an absence.
+fn existing(namespace: &dyn Namespace, path: &Path) -> Result<Option<Metadata>> {
+    match namespace.metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

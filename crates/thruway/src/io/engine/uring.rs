@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::posix::{IOV_MAX, RW_BYTES_MAX, io_vectors};
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, Result};
 use crate::io::{Capabilities, Completion, Direction, Engine, EngineName, Request, Wait};
 
 /// Why the kernel gives this process no io_uring.
@@ -166,13 +166,16 @@ impl Engine for Uring {
         if self.in_flight() == 0 {
             return Ok(());
         }
-        let want = usize::from(wait == Wait::ForOne && !self.has_completions());
-        self.enter(want).map_err(|source| Error::from_io("io_uring failed", source).with("engine", "uring"))?;
-        self.reap(done);
-        if done.is_empty() && wait == Wait::ForOne {
-            return Err(Error::new(ErrorKind::Io, "io_uring reported a completion and gave none").with("engine", "uring"));
+        let before = done.len();
+        loop {
+            let want = usize::from(wait == Wait::ForOne && !self.has_completions());
+            self.enter(want).map_err(|source| Error::from_io("io_uring failed", source).with("engine", "uring"))?;
+            self.reap(done);
+            // A call that submitted something reports that, even if a signal then ended its waiting.
+            if wait == Wait::No || done.len() > before {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     fn in_flight(&self) -> usize {

@@ -69,6 +69,10 @@ impl<E: Engine> Exact<E> {
         });
         // Past the page cache the rest must begin on a block, so a fragment of one is transferred again.
         let kept = alignment.down(moved);
+        if kept == progress.moved && result.is_ok() && ends_within(&request) {
+            let end = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the file ends within this block");
+            return Some(self.finish(request, Err(end)));
+        }
         progress.fruitless = if kept > progress.moved { 0 } else { progress.fruitless + 1 };
         progress.moved = kept;
         if progress.fruitless > FRUITLESS_MAX {
@@ -101,6 +105,12 @@ impl<E: Engine> Exact<E> {
             }
         }
     }
+}
+
+/// Whether a read gives only a fragment of a block because the file ends there: it would do so every time.
+fn ends_within(request: &Request) -> bool {
+    let end = request.offset + request.needed;
+    request.direction == Direction::Read && request.file.identity().is_ok_and(|identity| identity.length < end)
 }
 
 /// What is left of `segments` after the first `skip` bytes.
