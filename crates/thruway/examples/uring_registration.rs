@@ -22,7 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut buffer = HostBuffer::new(DEPTH * (kib << 10))?;
     buffer.bytes_mut()?.fill(1);
     for (fixed_buffers, fixed_file) in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut runs = (0..5).map(|_| read_all(&file, &buffer, kib << 10, fixed_buffers, fixed_file)).collect::<Result<Vec<_>, _>>()?;
+        let mut runs =
+            (0..5).map(|_| read_all(&file, &buffer, kib << 10, fixed_buffers, fixed_file)).collect::<Result<Vec<_>, _>>()?;
         runs.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (rate, cpu) = runs[2];
         println!("registered buffers {fixed_buffers:5}, file {fixed_file:5}: {rate:.3} GB/s, {cpu:.4} CPU s/GB");
@@ -60,7 +61,9 @@ fn read_all(
             let entry = match (fixed_buffers, fixed_file) {
                 (false, false) => opcode::Read::new(types::Fd(file.as_raw_fd()), address(slot), bytes).offset(next).build(),
                 (false, true) => opcode::Read::new(types::Fixed(0), address(slot), bytes).offset(next).build(),
-                (true, false) => opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), address(slot), bytes, index).offset(next).build(),
+                (true, false) => {
+                    opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), address(slot), bytes, index).offset(next).build()
+                }
                 (true, true) => opcode::ReadFixed::new(types::Fixed(0), address(slot), bytes, index).offset(next).build(),
             };
             // SAFETY: each slot is a range of the buffer that no other request in flight uses; the loop ends only

@@ -21,7 +21,7 @@
 //! - [`model`]: safetensors files and sharded directories as one set of tensors; loading, saving, copying.
 //! - [`transfer`]: the mechanism below: moves in, receipt out.
 //! - [`io`]: the engines and their contract; [`io::policy`] decides which way bytes go.
-//! - [`memory`], [`storage`]: buffers and files.
+//! - [`memory`], [`storage`], [`cuda`]: buffers, files, GPUs.
 //! - [`format`]: safetensors, bytes to values and back.
 //!
 //! Everything here works without a GPU; where none is found, tensors go to host memory.
@@ -29,6 +29,8 @@
 #![deny(unsafe_code)]
 
 pub mod base;
+#[expect(unsafe_code, reason = "the driver is a C library")]
+pub mod cuda;
 pub mod format;
 pub mod io;
 #[expect(unsafe_code, reason = "mapping memory and copying by address is this module's job")]
@@ -43,7 +45,7 @@ pub mod transfer;
 pub use base::{Alignment, ByteSize, Error, ErrorKind, Extent, Result};
 pub use io::Direction;
 pub use io::policy::{Path, PathPolicy};
-pub use memory::{Device, HostBuffer, Region};
+pub use memory::{Buffer, Device, GpuBuffer, HostBuffer, Region};
 pub use model::{CopyOptions, LoadOptions, Model, SaveOptions, Source, Tensor, Tensors, VerifyOptions};
 pub use session::{Session, SessionBuilder};
 pub use transfer::{Cancel, FileRef, Move, Receipt, TransferOptions};

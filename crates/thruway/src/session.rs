@@ -1,13 +1,14 @@
 //! The one public entry: a session owns the ring, the engines and the counters, and everything starts from it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::base::settings::Settings;
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::Result;
+use crate::base::settings::{self, Settings};
+use crate::cuda::Gpu;
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
-use crate::memory::{Device, Ring, RingSettings};
+use crate::memory::{Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, Model, SaveOptions, Source};
 use crate::storage::{Namespace, OsNamespace};
 use crate::telemetry::{Counters, Snapshot};
@@ -20,6 +21,7 @@ pub struct Session {
     context: Arc<TransferContext>,
     policy: PathPolicy,
     device: Device,
+    device_reason: Arc<str>,
     counters: Arc<Counters>,
 }
 
@@ -31,6 +33,7 @@ pub struct SessionBuilder {
     settings: Option<Settings>,
     namespace: Arc<dyn Namespace>,
     engines: Option<Box<dyn EngineFactory>>,
+    cuda_library: Option<PathBuf>,
 }
 
 impl Session {
@@ -42,6 +45,7 @@ impl Session {
             settings: None,
             namespace: Arc::new(OsNamespace),
             engines: None,
+            cuda_library: None,
         }
     }
 
@@ -75,6 +79,16 @@ impl Session {
     /// The memory that loads go to: `Auto` is decided by now.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// Why loads go there, in words.
+    pub fn device_reason(&self) -> &str {
+        &self.device_reason
+    }
+
+    /// The GPU that this session uses, if it uses one.
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.context.gpu.as_ref()
     }
 
     /// The path that loads and saves take unless told otherwise.
@@ -129,28 +143,54 @@ impl SessionBuilder {
         self
     }
 
-    /// The session. Allocates nothing yet and starts no thread.
+    /// Another CUDA driver library than the system's (`THRUWAY_CUDA_LIB` does the same).
+    #[must_use]
+    pub fn cuda_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cuda_library = Some(path.into());
+        self
+    }
+
+    /// The session. Allocates nothing yet and starts no thread; with a GPU it takes the GPU's primary context.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for an environment variable that cannot be used,
-    /// [`Unsupported`](ErrorKind::Unsupported) for a device that this build cannot use.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an environment variable that cannot be used,
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a GPU that is not there.
     pub fn build(self) -> Result<Session> {
         let settings = self.settings.map_or_else(Settings::from_env, Ok)?;
-        let device = match self.device {
-            Device::Auto | Device::Host => Device::Host,
-            Device::Cuda(ordinal) => {
-                let message = format!("this version of Thruway cannot load to cuda:{ordinal}: GPU memory is not supported yet");
-                return Err(Error::new(ErrorKind::Unsupported, message).with_hint("use --device host"));
-            }
-        };
+        let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
+        let (gpu, device_reason) = choose(self.device, library.as_deref())?;
+        let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
         let Settings { engine, queue_depth, threads, chunk_bytes, ring_bytes } = settings;
         let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
         let counters = Arc::new(Counters::default());
         let slots_per_slab = (ring_bytes / chunk_bytes.max(1)).clamp(1, 4);
-        let ring = Ring::new(RingSettings { slot_bytes: chunk_bytes, slots_per_slab, bytes_max: ring_bytes });
+        let ring_settings = RingSettings { slot_bytes: chunk_bytes, slots_per_slab, bytes_max: ring_bytes };
+        let ring = match &gpu {
+            Some(gpu) => Ring::with_source(ring_settings, Box::new(PinnedSlabs::new(Arc::clone(gpu)))),
+            None => Ring::new(ring_settings),
+        };
         let limits = Limits { chunk_bytes: chunk_bytes as u64, ..Limits::default() };
         let engines = EnginePool::new(engines, Arc::clone(&counters));
-        let context = TransferContext { namespace: self.namespace, engines, ring, limits };
-        Ok(Session { context: Arc::new(context), policy: self.policy, device, counters })
+        let context = TransferContext { namespace: self.namespace, engines, ring, gpu, limits };
+        Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
+    }
+}
+
+/// The GPU that a device stands for, if any, and why it is that one or none.
+fn choose(device: Device, library: Option<&Path>) -> Result<(Option<Arc<Gpu>>, String)> {
+    match device {
+        Device::Host => Ok((None, "host memory was asked for".to_owned())),
+        Device::Cuda(ordinal) => {
+            let gpu = Gpu::open(ordinal, library)?;
+            let reason = format!("cuda:{ordinal} was asked for: {}", gpu.facts().name);
+            Ok((Some(gpu), reason))
+        }
+        Device::Auto => match Gpu::open(0, library) {
+            Ok(gpu) => {
+                let reason = format!("the first GPU: {}", gpu.facts().name);
+                Ok((Some(gpu), reason))
+            }
+            Err(error) => Ok((None, error.message().to_owned())),
+        },
     }
 }

@@ -29,14 +29,9 @@ const ENGINES: [EngineChoice; 2] = [EngineChoice::Auto, EngineChoice::Posix];
 
 fn session(choice: EngineChoice, plan: &FaultPlan) -> Session {
     // Small chunks, so that a small model takes many operations; a ring of two slabs.
-    let settings =
-        Settings { engine: choice, queue_depth: 4, threads: 2, chunk_bytes: 256 << 10, ring_bytes: 2 << 20 };
+    let settings = Settings { engine: choice, queue_depth: 4, threads: 2, chunk_bytes: 256 << 10, ring_bytes: 2 << 20 };
     let inner = OsEngines { choice, depth: 4, threads: 2 };
-    Session::builder()
-        .settings(settings)
-        .engines(Box::new(FaultyEngines { inner, plan: plan.clone() }))
-        .build()
-        .expect("session")
+    Session::builder().settings(settings).engines(Box::new(FaultyEngines { inner, plan: plan.clone() })).build().expect("session")
 }
 
 fn scratch() -> tempfile::TempDir {
@@ -47,7 +42,12 @@ const TENSORS: [(&str, usize); 5] = [("large", 1_300_000), ("aligned", 524_288),
 
 fn content(name: &str, length: usize, seed: u8) -> Vec<u8> {
     let mut state = 0x9e37_79b9_u32 ^ u32::from(seed) ^ name.bytes().map(u32::from).sum::<u32>();
-    (0..length).map(|_| { state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223); state.to_be_bytes()[0] }).collect()
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.to_be_bytes()[0]
+        })
+        .collect()
 }
 
 /// The model as a file written without our own writer: data begins at an offset that suits no block.
@@ -145,7 +145,9 @@ fn a_file_that_is_cut_replaced_or_rewritten_during_a_load_is_never_mixed() {
         load(&session(choice, &counting), &path, "staged").expect("no fault");
         for at in 0..counting.operations() {
             write_foreign(&path, 1);
-            let cut = |path: &Path| std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(100_000)).expect("cut");
+            let cut = |path: &Path| {
+                std::fs::File::options().write(true).open(path).and_then(|file| file.set_len(100_000)).expect("cut")
+            };
             let error = load_with(choice, &path, at, cut).expect_err("the file was cut");
             assert!(matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::Changed), "{error}");
             assert!(error.context("file").is_some(), "{error}");
@@ -180,7 +182,8 @@ fn write_in_place(path: &Path) {
 }
 
 fn sources(seed: u8) -> (Vec<HostBuffer>, Vec<Source>) {
-    let buffers: Vec<HostBuffer> = TENSORS.iter().map(|(name, length)| HostBuffer::from_vec(content(name, *length, seed))).collect();
+    let buffers: Vec<HostBuffer> =
+        TENSORS.iter().map(|(name, length)| HostBuffer::from_vec(content(name, *length, seed))).collect();
     let source = |((name, length), buffer): (&(&str, usize), &HostBuffer)| {
         Source::new(*name, Dtype::U8, vec![*length as u64], buffer.source(0..*length).expect("all of it"))
     };
@@ -190,8 +193,10 @@ fn sources(seed: u8) -> (Vec<HostBuffer>, Vec<Source>) {
 
 /// What lies in a directory, hidden names included.
 fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(directory).expect("list").map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(directory)
+        .expect("list")
+        .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -208,7 +213,8 @@ fn with_every_write_fault(what: &str, save: &dyn Fn(&Session, &Path) -> thruway:
         for at in 0..counting.operations() {
             for fault in [Fault::Short(1), Fault::Short(4097), Fault::Errno(libc::EINTR), Fault::Errno(libc::EAGAIN)] {
                 write_foreign(&target, 1);
-                save(&session(choice, &FaultPlan::single(at, fault)), &target).unwrap_or_else(|error| panic!("{fault:?} at {at}: {error}"));
+                save(&session(choice, &FaultPlan::single(at, fault)), &target)
+                    .unwrap_or_else(|error| panic!("{fault:?} at {at}: {error}"));
                 assert!(is_right(&load(&plain, &target, "auto").expect("whole"), 2), "{what}: {fault:?} at operation {at}");
             }
             for fault in [Fault::Errno(libc::EIO), Fault::Errno(libc::ENOSPC), Fault::Short(0)] {
@@ -227,9 +233,7 @@ fn with_every_write_fault(what: &str, save: &dyn Fn(&Session, &Path) -> thruway:
 fn a_fault_at_any_operation_of_a_save_leaves_the_old_file_or_the_new_one() {
     let (_buffers, sources) = sources(2);
     let sources = Arc::new(sources);
-    with_every_write_fault("save", &|session, target| {
-        session.save(&sources, target, SaveOptions::default()).map(drop)
-    });
+    with_every_write_fault("save", &|session, target| session.save(&sources, target, SaveOptions::default()).map(drop));
 }
 
 #[test]
@@ -237,9 +241,7 @@ fn a_fault_at_any_operation_of_a_copy_leaves_the_old_file_or_the_new_one() {
     let directory = scratch();
     let source = directory.path().join("source.safetensors");
     write_foreign(&source, 2);
-    with_every_write_fault("copy", &|session, target| {
-        session.open(&source)?.copy_to(target, CopyOptions::default()).map(drop)
-    });
+    with_every_write_fault("copy", &|session, target| session.open(&source)?.copy_to(target, CopyOptions::default()).map(drop));
 }
 
 #[test]
@@ -249,7 +251,13 @@ fn thousands_of_failing_loads_leave_neither_memory_nor_descriptors_behind() {
     write_foreign(&path, 1);
     let mapped = || {
         let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("VmSize").trim().trim_end_matches(" kB").to_owned();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmSize:"))
+            .expect("VmSize")
+            .trim()
+            .trim_end_matches(" kB")
+            .to_owned();
         line.parse::<u64>().expect("a number")
     };
     let round = || {

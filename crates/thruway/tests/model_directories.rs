@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use thruway::format::safetensors::Dtype;
-use thruway::{ByteSize, CopyOptions, ErrorKind, HostBuffer, LoadOptions, PathPolicy, SaveOptions, Session, Source, VerifyOptions};
+use thruway::{
+    ByteSize, CopyOptions, ErrorKind, HostBuffer, LoadOptions, PathPolicy, SaveOptions, Session, Source, VerifyOptions,
+};
 
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for scratch files")
@@ -20,7 +22,8 @@ fn session() -> Session {
 fn shard(tensors: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, bytes) in tensors {
-        let entry = serde_json::json!({"dtype": "U8", "shape": [bytes.len()], "data_offsets": [data.len(), data.len() + bytes.len()]});
+        let entry =
+            serde_json::json!({"dtype": "U8", "shape": [bytes.len()], "data_offsets": [data.len(), data.len() + bytes.len()]});
         header.insert((*name).to_owned(), entry);
         data.extend_from_slice(bytes);
     }
@@ -187,8 +190,20 @@ fn odd_paths_and_endings_load_and_are_saved_into() {
     let deep = vec!["d".repeat(100); 30].join("/");
     let long = "n".repeat(255);
     let names: [&[u8]; 14] = [
-        b"with space", b"[[x],[y]]", b"star*and?mark", b"percent%20%2F", "caf\u{e9}".as_bytes(), "模型 😀".as_bytes(), b"-dash",
-        b"line\nbreak", b"quote'\"quote", b"dollar$HOME", b"~", b".hidden", b"latin1_\xe9_not_utf8", long.as_bytes(),
+        b"with space",
+        b"[[x],[y]]",
+        b"star*and?mark",
+        b"percent%20%2F",
+        "caf\u{e9}".as_bytes(),
+        "模型 😀".as_bytes(),
+        b"-dash",
+        b"line\nbreak",
+        b"quote'\"quote",
+        b"dollar$HOME",
+        b"~",
+        b".hidden",
+        b"latin1_\xe9_not_utf8",
+        long.as_bytes(),
     ];
     let mut paths: Vec<PathBuf> = names.iter().map(|name| directory.path().join(OsStr::from_bytes(name))).collect();
     paths.push(directory.path().join(deep));
@@ -242,7 +257,10 @@ fn three_hundred_shards_load_with_twenty_four_descriptors_and_none_is_left_open(
     let mut pairs = Vec::new();
     for number in 1..=count {
         let name = format!("model-{number:05}-of-{count:05}.safetensors");
-        put(&directory.path().join(&name), &shard(&[(&format!("t{number}"), &[u8::try_from(number % 251).expect("small"); 5000])]));
+        put(
+            &directory.path().join(&name),
+            &shard(&[(&format!("t{number}"), &[u8::try_from(number % 251).expect("small"); 5000])]),
+        );
         pairs.push((format!("t{number}"), name));
     }
     let pairs: Vec<(&str, &str)> = pairs.iter().map(|(tensor, file)| (tensor.as_str(), file.as_str())).collect();
@@ -274,7 +292,12 @@ fn load_shards(session: &Session, directory: &Path, policy: &str) {
 fn a_hundred_thousand_tensors_in_one_file_load() {
     let directory = scratch();
     let names: Vec<String> = (0..100_000).map(|number| format!("layer.{number}.weight")).collect();
-    let values: Vec<[u8; 3]> = (0..100_000_u32).map(|number| { let [a, b, c, _] = number.to_le_bytes(); [a, b, c] }).collect();
+    let values: Vec<[u8; 3]> = (0..100_000_u32)
+        .map(|number| {
+            let [a, b, c, _] = number.to_le_bytes();
+            [a, b, c]
+        })
+        .collect();
     let tensors: Vec<(&str, &[u8])> = names.iter().zip(&values).map(|(name, value)| (name.as_str(), value.as_slice())).collect();
     let path = directory.path().join("many.safetensors");
     put(&path, &shard(&tensors));
@@ -282,7 +305,9 @@ fn a_hundred_thousand_tensors_in_one_file_load() {
         let model = session().open(&path).expect("open");
         let (loaded, _) = model.load(LoadOptions::all().path(policy.parse().expect("known"))).expect("load");
         assert_eq!(loaded.len(), 100_000);
-        assert!(names.iter().zip(&values).all(|(name, value)| loaded.get(name).is_some_and(|t| t.bytes().expect("done") == value)));
+        assert!(
+            names.iter().zip(&values).all(|(name, value)| loaded.get(name).is_some_and(|t| t.bytes().expect("done") == value))
+        );
     }
 }
 
@@ -367,7 +392,8 @@ fn slices_on_every_dimension_equal_the_same_slices_of_the_whole() {
         let model = session().open(&path).expect("open");
         for dimension in 0..3 {
             for (start, end) in [(0, shape[dimension]), (2, 5), (6, 7), (3, 3)] {
-                let options = LoadOptions::all().slice("t", dimension, start as u64..end as u64).path(policy.parse().expect("known"));
+                let options =
+                    LoadOptions::all().slice("t", dimension, start as u64..end as u64).path(policy.parse().expect("known"));
                 let (tensors, _) = model.load(options).expect("slice");
                 let mut expected = Vec::new();
                 for (at, value) in values.iter().enumerate() {
@@ -376,7 +402,11 @@ fn slices_on_every_dimension_equal_the_same_slices_of_the_whole() {
                         expected.extend(value.to_le_bytes());
                     }
                 }
-                assert_eq!(tensors.get("t").expect("loaded").bytes().expect("done"), expected, "{policy} {dimension} {start}..{end}");
+                assert_eq!(
+                    tensors.get("t").expect("loaded").bytes().expect("done"),
+                    expected,
+                    "{policy} {dimension} {start}..{end}"
+                );
             }
         }
     }

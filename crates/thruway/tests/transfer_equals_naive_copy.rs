@@ -179,15 +179,19 @@ fn contradictory_moves_are_refused_before_a_byte_moves() {
     let session = Session::builder().build().expect("session");
     let file = FileRef::new(&path);
     let mut buffer = HostBuffer::new(100).expect("memory");
-    let read = |offset, length, region| Move { file: Arc::clone(&file), extent: Extent::new(offset, length), region, direction: Direction::Read };
-    let same_place = vec![
-        read(0, 10, buffer.region(0..10).expect("in range")),
-        read(50, 10, buffer.region(9..19).expect("in range")),
-    ];
+    let read = |offset, length, region| Move {
+        file: Arc::clone(&file),
+        extent: Extent::new(offset, length),
+        region,
+        direction: Direction::Read,
+    };
+    let same_place =
+        vec![read(0, 10, buffer.region(0..10).expect("in range")), read(50, 10, buffer.region(9..19).expect("in range"))];
     let wrong_length = vec![read(0, 11, buffer.region(0..10).expect("in range"))];
     let past_the_end = vec![read(95, 10, buffer.region(0..10).expect("in range"))];
     let wraps = vec![read(u64::MAX, 10, buffer.region(0..10).expect("in range"))];
-    for (moves, what) in [(same_place, "destinations"), (wrong_length, "length"), (past_the_end, "100 bytes"), (wraps, "length")] {
+    for (moves, what) in [(same_place, "destinations"), (wrong_length, "length"), (past_the_end, "100 bytes"), (wraps, "length")]
+    {
         let error = session.transfer(moves, &TransferOptions::default()).expect_err(what);
         assert!(error.to_string().contains(what), "{error}");
         assert!(error.context("file").is_some(), "{error}");
@@ -196,7 +200,12 @@ fn contradictory_moves_are_refused_before_a_byte_moves() {
     let source = buffer.source(0..10).expect("in range");
     let into_read_only = vec![read(0, 10, source.clone())];
     assert!(session.transfer(into_read_only, &TransferOptions::default()).is_err());
-    let write = |offset| Move { file: Arc::clone(&file), extent: Extent::new(offset, 10), region: source.clone(), direction: Direction::Write };
+    let write = |offset| Move {
+        file: Arc::clone(&file),
+        extent: Extent::new(offset, 10),
+        region: source.clone(),
+        direction: Direction::Write,
+    };
     let error = session.transfer(vec![write(0), write(9)], &TransferOptions::default()).expect_err("overlap");
     assert!(error.to_string().contains("overlapping extents"), "{error}");
     assert_eq!(std::fs::read(&path).expect("read"), [1; 100], "nothing was written");
@@ -213,8 +222,18 @@ fn one_transfer_reads_and_writes_several_files() {
     let from = HostBuffer::from_vec(content.clone());
     let whole = Extent::new(0, 50_000);
     let moves = vec![
-        Move { file: FileRef::new(&input), extent: whole, region: into.region(0..50_000).expect("all"), direction: Direction::Read },
-        Move { file: FileRef::new(&output), extent: whole, region: from.source(0..50_000).expect("all"), direction: Direction::Write },
+        Move {
+            file: FileRef::new(&input),
+            extent: whole,
+            region: into.region(0..50_000).expect("all"),
+            direction: Direction::Read,
+        },
+        Move {
+            file: FileRef::new(&output),
+            extent: whole,
+            region: from.source(0..50_000).expect("all"),
+            direction: Direction::Write,
+        },
     ];
     let receipt = session.transfer(moves, &TransferOptions::default()).expect("both");
     assert_eq!(receipt.files.iter().map(|file| file.bytes).collect::<Vec<_>>(), [50_000, 50_000]);

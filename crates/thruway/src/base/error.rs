@@ -41,6 +41,8 @@ pub enum ErrorKind {
     NoSpace,
     /// A limit of the process was reached: open files, locked memory, threads.
     LimitReached,
+    /// The CUDA driver or a GPU failed to carry out an operation.
+    Gpu,
     /// The operating system or a drive failed to carry out an operation.
     Io,
     /// An earlier sync of this file failed, so nothing written to it can be trusted.
@@ -66,6 +68,7 @@ impl ErrorKind {
             Self::OutOfMemory => "out of memory",
             Self::NoSpace => "no space",
             Self::LimitReached => "limit reached",
+            Self::Gpu => "GPU failure",
             Self::Io => "I/O error",
             Self::Poisoned => "poisoned",
             Self::Cancelled => "cancelled",

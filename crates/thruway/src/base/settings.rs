@@ -6,10 +6,14 @@
 //! | `THRUWAY_QUEUE_DEPTH` | requests that it keeps in flight | requests | 32 |
 //! | `THRUWAY_THREADS` | threads that copy out of the page cache | threads | processors, at most 12 |
 //! | `THRUWAY_CHUNK_SIZE` | the largest request, and a slot of the ring | bytes (`4MiB`) | 4 MiB |
+//! | `THRUWAY_CUDA_LIB` | the CUDA driver's library | path | as the system finds it |
 //! | `THRUWAY_RING_SIZE` | the most staging memory | bytes (`256MiB`) | 256 MiB |
 
 use super::error::{Error, ErrorKind, Result, printable};
 use super::units::{Alignment, ByteSize};
+
+/// The environment variable that names the CUDA driver's library.
+pub const CUDA_LIBRARY: &str = "THRUWAY_CUDA_LIB";
 
 /// Which engine moves bytes past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -116,9 +116,13 @@ const WINDOW_BYTES: u64 = 16 << 20;
 /// [`InvalidInput`](ErrorKind::InvalidInput) for a path that cannot be required.
 pub fn check(policy: PathPolicy, memory: MemoryKind) -> Result<()> {
     match policy {
-        PathPolicy::Require(Path::Direct) if memory == MemoryKind::Host => {
+        PathPolicy::Require(Path::Direct) if memory.is_host_accessible() => {
             Err(Error::new(ErrorKind::PathUnavailable, "the direct path needs GPU memory, and this is host memory")
                 .with_hint("choose a GPU with --device cuda:N, or another path: auto, staged or cached"))
+        }
+        PathPolicy::Require(Path::Direct) => {
+            Err(Error::new(ErrorKind::PathUnavailable, "this version of Thruway has no engine for the direct path")
+                .with_hint("use --path auto, staged or cached"))
         }
         PathPolicy::Require(path @ (Path::Unverified | Path::Plain)) => {
             Err(Error::new(ErrorKind::InvalidInput, format!("'{path}' is an outcome and cannot be required"))

@@ -13,12 +13,18 @@
 //! handle, an error or a cancelled call never frees memory under I/O. And since safe access to a block's
 //! bytes is refused while claims live, nobody can look at memory that a drive is writing.
 
+mod copies;
+mod gpu;
 mod host;
+mod pinned;
 mod region;
 mod ring;
 
+pub use copies::{Copies, Fence};
+pub use gpu::GpuBuffer;
 pub(crate) use host::HostBlock;
 pub use host::HostBuffer;
+pub use pinned::PinnedSlabs;
 pub use region::{Access, Region};
 pub use ring::{Ring, RingSettings, Slot};
 
@@ -31,13 +37,18 @@ use crate::base::{Error, ErrorKind, Result};
 pub enum MemoryKind {
     /// Ordinary pageable host memory, or host memory that a caller lent.
     Host,
+    /// Host memory that is registered with the CUDA driver.
+    Pinned,
+    /// Memory of the GPU with this CUDA ordinal.
+    Gpu(u32),
 }
 
 impl MemoryKind {
     /// Whether the CPU can read and write the memory at its address.
     pub const fn is_host_accessible(self) -> bool {
         match self {
-            Self::Host => true,
+            Self::Host | Self::Pinned => true,
+            Self::Gpu(_) => false,
         }
     }
 }
@@ -77,6 +88,64 @@ impl std::str::FromStr for Device {
                 Error::new(ErrorKind::InvalidInput, format!("'{shown}' is no device")).with_hint("use auto, host or cuda:N")
             }),
         }
+    }
+}
+
+/// A buffer in whichever memory.
+#[derive(Debug)]
+pub enum Buffer {
+    /// In host memory.
+    Host(HostBuffer),
+    /// In a GPU's memory.
+    Gpu(GpuBuffer),
+}
+
+impl Buffer {
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(buffer) => buffer.len(),
+            Self::Gpu(buffer) => buffer.len(),
+        }
+    }
+
+    /// Whether the buffer holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A writable claim on `range`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer uses it.
+    pub fn region(&mut self, range: std::ops::Range<usize>) -> Result<Region> {
+        match self {
+            Self::Host(buffer) => buffer.region(range),
+            Self::Gpu(buffer) => buffer.region(range),
+        }
+    }
+
+    /// A read-only claim on `range`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer fills it.
+    pub fn source(&self, range: std::ops::Range<usize>) -> Result<Region> {
+        match self {
+            Self::Host(buffer) => buffer.source(range),
+            Self::Gpu(buffer) => buffer.source(range),
+        }
+    }
+}
+
+impl From<HostBuffer> for Buffer {
+    fn from(buffer: HostBuffer) -> Self {
+        Self::Host(buffer)
+    }
+}
+
+impl From<GpuBuffer> for Buffer {
+    fn from(buffer: GpuBuffer) -> Self {
+        Self::Gpu(buffer)
     }
 }
 

@@ -1,6 +1,7 @@
-//! Loading: the wanted tensors' bytes into host memory.
+//! Loading: the wanted tensors' bytes into the session's memory, a GPU's or the host's.
 //!
-//! All tensors of a load share one allocation per file, made before the first byte moves. A tensor is placed at
+//! All tensors of a load share one allocation per file, made before the first byte moves. On a GPU they lie one after the
+//! other, each aligned for kernels. In host memory a tensor is placed at
 //! the same distance from a page boundary as in its file wherever that gives it the alignment that kernels want,
 //! so that `O_DIRECT` can bring it straight to its place and neighbours in the file stay neighbours in memory;
 //! any other tensor is placed at the next aligned address.
@@ -12,20 +13,24 @@ use super::entry::ModelEntry;
 use super::open::Model;
 use super::tensors::{Tensor, Tensors};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
+use crate::cuda::Gpu;
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
-use crate::memory::{HostBuffer, Region};
+use crate::memory::{Buffer, GpuBuffer, HostBuffer, Region};
 use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
 
 /// Where a tensor in host memory begins: a cache line, which is also what the widest vector registers want.
 const TENSOR_ALIGNMENT: u64 = 64;
+
+/// Where a tensor in GPU memory begins: what the driver's own allocations are aligned to, and what kernels are tuned for.
+const GPU_TENSOR_ALIGNMENT: u64 = 256;
 
 /// What to load, and how.
 #[derive(Debug, Default)]
 pub struct LoadOptions {
     select: Option<Vec<String>>,
     slices: Vec<Slice>,
-    into: Vec<(String, HostBuffer)>,
+    into: Vec<(String, Buffer)>,
     policy: Option<PathPolicy>,
     transfer: TransferOptions,
 }
@@ -61,8 +66,8 @@ impl LoadOptions {
 
     /// Loads this tensor (or its slice) into a buffer of exactly its size.
     #[must_use]
-    pub fn into(mut self, name: impl Into<String>, buffer: HostBuffer) -> Self {
-        self.into.push((name.into(), buffer));
+    pub fn into(mut self, name: impl Into<String>, buffer: impl Into<Buffer>) -> Self {
+        self.into.push((name.into(), buffer.into()));
         self
     }
 
@@ -98,7 +103,7 @@ struct Item<'a> {
 }
 
 impl Model {
-    /// Loads tensors into host memory.
+    /// Loads tensors into the session's memory.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for names, slices or buffers that do not fit the model,
@@ -109,15 +114,18 @@ impl Model {
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
         let allocated = items.iter().zip(&given).filter(|(_, given)| given.is_none()).map(|(item, _)| item.bytes).sum();
-        crate::storage::ensure_host_bytes(allocated)?;
-        let mut placed = place(&items, given)?;
+        let gpu = self.context.gpu.as_ref();
+        if gpu.is_none() {
+            crate::storage::ensure_host_bytes(allocated)?;
+        }
+        let mut placed = place(&items, given, gpu)?;
         let mut moves = Vec::new();
         for (item, slot) in items.iter().zip(&placed.slots) {
             let region = placed.buffers[slot.buffer].region(slot.range.clone())?;
             self.add_moves(item, &region, &mut moves);
         }
         let receipt = run(&self.context, moves, &options.transfer).map_err(|error| self.name_tensor(error))?;
-        let buffers: Vec<Arc<HostBuffer>> = placed.buffers.into_iter().map(Arc::new).collect();
+        let buffers: Vec<Arc<Buffer>> = placed.buffers.into_iter().map(Arc::new).collect();
         let tensors = items.into_iter().zip(placed.slots).map(|(item, slot)| Tensor {
             name: item.entry.name.clone(),
             dtype: item.entry.dtype,
@@ -147,8 +155,8 @@ impl Model {
     }
 
     /// The caller's buffer of each item that has one.
-    fn given_buffers(&self, items: &[Item<'_>], into: Vec<(String, HostBuffer)>) -> Result<Vec<Option<HostBuffer>>> {
-        let mut given: Vec<Option<HostBuffer>> = Vec::new();
+    fn given_buffers(&self, items: &[Item<'_>], into: Vec<(String, Buffer)>) -> Result<Vec<Option<Buffer>>> {
+        let mut given: Vec<Option<Buffer>> = Vec::new();
         given.resize_with(items.len(), || None);
         for (name, buffer) in into {
             let at = items.iter().position(|item| item.entry.name == name).ok_or_else(|| self.unknown_tensor(&name))?;
@@ -236,7 +244,7 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
 
 /// Where an item goes: a range of one of the buffers.
 struct Placed {
-    buffers: Vec<HostBuffer>,
+    buffers: Vec<Buffer>,
     slots: Vec<PlacedAt>,
 }
 
@@ -246,16 +254,19 @@ struct PlacedAt {
 }
 
 /// Gives every item its place: the caller's buffer, or a range of its file's allocation.
-fn place(items: &[Item<'_>], given: Vec<Option<HostBuffer>>) -> Result<Placed> {
+fn place(items: &[Item<'_>], given: Vec<Option<Buffer>>, gpu: Option<&Arc<Gpu>>) -> Result<Placed> {
     let (mut buffers, mut slots) = (Vec::new(), Vec::with_capacity(items.len()));
     let mut pending: Vec<(usize, u64, u64)> = Vec::new();
-    let mut cursor = 0;
+    let mut cursor = 0_u64;
     for (index, (item, given)) in items.iter().zip(given).enumerate() {
         if let Some(buffer) = given {
             slots.push(PlacedAt { buffer: buffers.len(), range: 0..buffer.len() });
             buffers.push(buffer);
         } else {
-            let start = next_place(cursor, item.entry.extent.offset);
+            let start = match gpu {
+                Some(_) => cursor.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT,
+                None => next_place(cursor, item.entry.extent.offset),
+            };
             cursor = start + item.bytes;
             pending.push((index, start, item.bytes));
             slots.push(PlacedAt { buffer: usize::MAX, range: 0..0 });
@@ -266,7 +277,10 @@ fn place(items: &[Item<'_>], given: Vec<Option<HostBuffer>>) -> Result<Placed> {
             for (index, start, bytes) in pending.drain(..) {
                 slots[index] = PlacedAt { buffer: buffers.len(), range: to_usize(start)..to_usize(start + bytes) };
             }
-            buffers.push(HostBuffer::new(to_usize(cursor))?);
+            buffers.push(match gpu {
+                Some(gpu) => GpuBuffer::new(gpu, to_usize(cursor))?.into(),
+                None => HostBuffer::new(to_usize(cursor))?.into(),
+            });
             cursor = 0;
         }
     }

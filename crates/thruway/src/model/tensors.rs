@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::Result;
+use crate::base::{Error, ErrorKind, Result};
 use crate::format::safetensors::Dtype;
-use crate::memory::{HostBuffer, Region};
-use crate::transfer::verify::{Digest, digests};
+use crate::memory::{Buffer, Device, Region};
+use crate::transfer::verify::{Digest, Digester, digests_by};
+
+/// How much of a GPU tensor is copied to the host at a time to be digested.
+const DIGEST_WINDOW_BYTES: usize = 16 << 20;
 
 /// A loaded tensor. It keeps its memory alive by itself: it outlives its model, its session and its siblings.
 #[derive(Clone, Debug)]
@@ -15,7 +18,7 @@ pub struct Tensor {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    pub(super) buffer: Arc<HostBuffer>,
+    pub(super) buffer: Arc<Buffer>,
     pub(super) range: Range<usize>,
 }
 
@@ -35,12 +38,75 @@ impl Tensor {
         &self.shape
     }
 
-    /// Its bytes: little-endian, row-major, packed.
+    /// Where it lies.
+    pub fn device(&self) -> Device {
+        match &*self.buffer {
+            Buffer::Host(_) => Device::Host,
+            Buffer::Gpu(buffer) => Device::Cuda(buffer.gpu().ordinal()),
+        }
+    }
+
+    /// The address of its first byte, in the memory of its device. Valid for as long as the tensor lives.
+    pub fn address(&self) -> u64 {
+        let start = match &*self.buffer {
+            Buffer::Host(buffer) => buffer.address() as u64,
+            Buffer::Gpu(buffer) => buffer.address(),
+        };
+        start + self.range.start as u64
+    }
+
+    /// How many bytes it has.
+    pub fn byte_count(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Its bytes in host memory: little-endian, row-major, packed.
     ///
     /// # Errors
-    /// Only while something else fills the same buffer.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if it lies in GPU memory (see [`to_host`](Self::to_host)), or while
+    /// something else fills the same buffer.
     pub fn bytes(&self) -> Result<&[u8]> {
-        Ok(&self.buffer.bytes()?[self.range.clone()])
+        match &*self.buffer {
+            Buffer::Host(buffer) => Ok(&buffer.bytes()?[self.range.clone()]),
+            Buffer::Gpu(_) => Err(Error::new(ErrorKind::InvalidInput, "the tensor lies in GPU memory")
+                .with_tensor(&self.name)
+                .with_hint("copy it to the host first")),
+        }
+    }
+
+    /// A copy of its bytes in host memory, wherever it lies.
+    ///
+    /// # Errors
+    /// While something else fills the same buffer, and whatever the GPU's driver reports.
+    pub fn to_host(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.range.len()];
+        self.copy_part(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn copy_part(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let start = self.range.start + offset;
+        let range = start..start + target.len();
+        match &*self.buffer {
+            Buffer::Host(buffer) => target.copy_from_slice(&buffer.bytes()?[range]),
+            Buffer::Gpu(buffer) => buffer.copy_to_host(range, target)?,
+        }
+        Ok(())
+    }
+
+    /// The SHA-256 of its bytes as they lie in memory.
+    fn digest(&self) -> Result<Digest> {
+        if let Buffer::Host(buffer) = &*self.buffer {
+            return Ok(Digest::of(&buffer.bytes()?[self.range.clone()]));
+        }
+        let mut digester = Digester::default();
+        let mut window = vec![0; DIGEST_WINDOW_BYTES.min(self.range.len())];
+        for offset in (0..self.range.len()).step_by(DIGEST_WINDOW_BYTES) {
+            let length = window.len().min(self.range.len() - offset);
+            self.copy_part(offset, &mut window[..length])?;
+            digester.update(&window[..length]);
+        }
+        Ok(digester.finish())
     }
 
     /// Its memory as the source of a write.
@@ -88,10 +154,9 @@ impl Tensors {
     /// The SHA-256 of each tensor's bytes as they lie in memory, in order.
     ///
     /// # Errors
-    /// Only while something else fills the same buffers.
+    /// While something else fills the same buffers, and whatever the GPU's driver reports.
     pub fn digests(&self) -> Result<Vec<Digest>> {
-        let slices = self.list.iter().map(Tensor::bytes).collect::<Result<Vec<&[u8]>>>()?;
-        Ok(digests(&slices))
+        digests_by(self.list.len(), |index| self.list[index].digest()).into_iter().collect()
     }
 }
 

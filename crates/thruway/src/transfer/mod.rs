@@ -8,6 +8,7 @@
 //! ```
 
 mod files;
+mod lane;
 mod pipeline;
 pub mod plan;
 mod receipt;

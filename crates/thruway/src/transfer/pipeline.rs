@@ -1,9 +1,8 @@
 //! The pipeline: keeps engines, ring and copies busy at once.
 //!
-//! Each storage side that a transfer uses has a *lane*: one thread that drives one engine. A lane fills its
-//! engine's queue with chunks (taking a slot of the ring for those that need one), waits for completions, copies
-//! what arrived in slots to its place, and goes on; there is no barrier between files. The first error stops all
-//! lanes; each then waits for what it has in flight, so that nothing moves any more when the caller hears of it.
+//! Each storage side that a transfer uses has a [lane](super::lane): one thread that drives one engine and the copies
+//! that go with it. There is no barrier between files. The first error stops all lanes; each then waits for what it has
+//! under way, so that nothing moves any more when the caller hears of it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,14 +12,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::files::{OpenFiles, ensure_same};
-use super::plan::{self, Chunk, Limits, Placement};
+use super::lane::Lane;
+use super::plan::{self, Chunk, Limits};
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
 use crate::base::{Error, ErrorKind, Extent, Result};
+use crate::cuda::Gpu;
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
-use crate::io::{Completion, Direction, EngineName, EnginePool, Request, Wait};
-use crate::memory::{Region, Ring, Slot};
-use crate::storage::{Access, Buffering, File, Identity, Namespace};
+use crate::io::{Direction, EngineName, EnginePool};
+use crate::memory::{Region, Ring};
+use crate::storage::{Access, Buffering, Identity, Namespace};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub struct TransferContext {
     pub engines: EnginePool,
     /// Where staging slots come from.
     pub ring: Ring,
+    /// The GPU whose memory transfers may fill and drain.
+    pub gpu: Option<Arc<Gpu>>,
     /// How requests are cut.
     pub limits: Limits,
 }
@@ -72,10 +75,10 @@ impl fmt::Debug for TransferOptions {
 }
 
 /// A file of the transfer, as found when it began.
-struct Known {
-    file: Arc<FileRef>,
+pub(super) struct Known {
+    pub(super) file: Arc<FileRef>,
     /// What it must still be at the end, if it is read.
-    identity: Option<Identity>,
+    pub(super) identity: Option<Identity>,
 }
 
 /// Carries out a batch of moves and accounts for it. Returns when nothing moves any more.
@@ -205,26 +208,26 @@ fn verify_unchanged(namespace: &dyn Namespace, known: &Known) -> Result<()> {
     }
 }
 
-fn cancelled() -> Error {
+pub(super) fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the transfer was cancelled")
 }
 
 /// What all lanes of a transfer share.
-struct Shared<'a> {
-    context: &'a TransferContext,
-    options: &'a TransferOptions,
-    files: &'a [Known],
-    open: &'a OpenFiles<'a>,
-    stop: AtomicBool,
-    moved: AtomicU64,
+pub(super) struct Shared<'a> {
+    pub(super) context: &'a TransferContext,
+    pub(super) options: &'a TransferOptions,
+    pub(super) files: &'a [Known],
+    pub(super) open: &'a OpenFiles<'a>,
+    pub(super) stop: AtomicBool,
+    pub(super) moved: AtomicU64,
 }
 
 /// What a lane did.
 #[derive(Default)]
-struct Outcome {
-    parts: HashMap<(usize, Path, EngineName, Arc<str>), u64>,
-    refused: Vec<Chunk>,
-    retries: u64,
+pub(super) struct Outcome {
+    pub(super) parts: HashMap<(usize, Path, EngineName, Arc<str>), u64>,
+    pub(super) refused: Vec<Chunk>,
+    pub(super) retries: u64,
 }
 
 impl Outcome {
@@ -275,183 +278,4 @@ fn run_lanes(shared: &Shared<'_>, chunks: Vec<Chunk>) -> Result<Outcome> {
         }
     }
     first.map_or(Ok(outcome), Err)
-}
-
-/// A chunk in flight.
-struct Flight {
-    chunk: Chunk,
-    slot: Option<Slot>,
-}
-
-/// One thread driving one engine through its chunks.
-struct Lane<'a, 'b> {
-    shared: &'a Shared<'b>,
-    source: Source,
-    todo: std::iter::Peekable<std::vec::IntoIter<Chunk>>,
-    flights: HashMap<usize, Flight>,
-    next_token: usize,
-    current: Option<(usize, Access, Arc<dyn File>)>,
-    note: Option<Arc<str>>,
-    outcome: Outcome,
-}
-
-impl Lane<'_, '_> {
-    fn run(shared: &Shared<'_>, source: Source, chunks: Vec<Chunk>) -> Result<Outcome> {
-        let mut engine = shared.context.engines.take(source).inspect_err(|_| shared.stop.store(true, Ordering::Relaxed))?;
-        let retries_before = engine.retries();
-        let mut lane = Lane {
-            shared,
-            source,
-            todo: chunks.into_iter().peekable(),
-            flights: HashMap::new(),
-            next_token: 0,
-            current: None,
-            note: engine.note(),
-            outcome: Outcome::default(),
-        };
-        let mut failure = None;
-        let mut done = Vec::new();
-        loop {
-            if failure.is_none()
-                && let Err(error) = lane.fill(&mut *engine)
-            {
-                shared.stop.store(true, Ordering::Relaxed);
-                failure = Some(error);
-            }
-            if engine.in_flight() == 0 {
-                break;
-            }
-            // If the mechanism itself fails, the engine keeps what is in flight and waits for it when dropped.
-            engine.complete(&mut done, Wait::ForOne)?;
-            for completion in done.drain(..) {
-                if let Err(error) = lane.finish(completion, engine.name()) {
-                    shared.stop.store(true, Ordering::Relaxed);
-                    failure.get_or_insert(error);
-                }
-            }
-        }
-        lane.outcome.retries = engine.retries() - retries_before;
-        failure.map_or(Ok(lane.outcome), Err)
-    }
-
-    /// Submits chunks until the engine's queue, the ring or the descriptors are used up, or none is left.
-    fn fill(&mut self, engine: &mut dyn crate::io::Engine) -> Result<()> {
-        while self.todo.peek().is_some() {
-            if self.shared.options.cancel.is_cancelled() || self.shared.stop.load(Ordering::Relaxed) {
-                return Err(cancelled());
-            }
-            if engine.in_flight() >= engine.capabilities().depth {
-                return Ok(());
-            }
-            let may_wait = self.flights.is_empty();
-            let Some(file) = self.file(may_wait)? else { return Ok(()) };
-            let Some(slot) = self.slot(may_wait)? else { return Ok(()) };
-            let Some(chunk) = self.todo.next() else { return Ok(()) };
-            let request = self.request(&chunk, slot.as_ref(), file);
-            let token = request.token;
-            self.flights.insert(token, Flight { chunk, slot });
-            if engine.submit(request).is_err() {
-                return Err(
-                    Error::new(ErrorKind::Io, "an engine refused a request below its own depth").with("engine", engine.name())
-                );
-            }
-        }
-        self.current = None;
-        Ok(())
-    }
-
-    /// The next chunk's file, if a descriptor is to be had.
-    fn file(&mut self, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
-        let Some(chunk) = self.todo.peek() else { return Ok(None) };
-        let access = if chunk.direction == Direction::Read { Access::Read } else { Access::Write };
-        match &self.current {
-            Some((file, mode, handle)) if (*file, *mode) == (chunk.file, access) => return Ok(Some(Arc::clone(handle))),
-            _ => self.current = None,
-        }
-        let known = &self.shared.files[chunk.file];
-        // The same file as was examined, or what the header said of it no longer holds.
-        let expected = FileRef { path: known.file.path.clone(), expected: known.identity };
-        let Some(handle) = self.shared.open.open(&expected, access, self.source, may_wait)? else { return Ok(None) };
-        self.current = Some((chunk.file, access, Arc::clone(&handle)));
-        Ok(Some(handle))
-    }
-
-    /// The next chunk's slot: `Some(None)` if it needs none, `None` if none is free.
-    #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
-    fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
-        let ring = &self.shared.context.ring;
-        match self.todo.peek().map(|chunk| &chunk.placement) {
-            Some(Placement::ThroughRing(_)) if may_wait => Ok(Some(Some(ring.take()?))),
-            Some(Placement::ThroughRing(_)) => Ok(ring.try_take()?.map(Some)),
-            _ => Ok(Some(None)),
-        }
-    }
-
-    fn request(&mut self, chunk: &Chunk, slot: Option<&Slot>, file: Arc<dyn File>) -> Request {
-        let token = self.next_token;
-        self.next_token += 1;
-        let segments = match (&chunk.placement, slot) {
-            (Placement::Straight(regions), _) => regions.clone(),
-            (Placement::ThroughRing(pieces), Some(slot)) => {
-                if chunk.direction == Direction::Write {
-                    for piece in pieces {
-                        slot.region().slice(piece.at..piece.at + piece.region.len()).copy_from_region(&piece.region);
-                    }
-                }
-                let length = usize::try_from(chunk.extent.length).unwrap_or(usize::MAX);
-                vec![slot.region().slice(0..length)]
-            }
-            (Placement::ThroughRing(_), None) => unreachable!("`slot` gives one to every chunk that needs it"),
-        };
-        let Chunk { direction, extent, needed, alignment, .. } = *chunk;
-        Request { token, direction, file, offset: extent.offset, segments, needed, alignment }
-    }
-
-    /// Takes a completion: copies staged bytes to their places and counts them.
-    fn finish(&mut self, completion: Completion, engine: EngineName) -> Result<()> {
-        let Completion { request, result } = completion;
-        let Some(Flight { chunk, slot }) = self.flights.remove(&request.token) else {
-            return Err(Error::new(ErrorKind::Io, "an engine completed a request that is not in flight").with("engine", engine));
-        };
-        if let Err(source) = result {
-            let refused = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
-            if refused && self.source == Source::Drive && self.shared.options.policy == PathPolicy::Auto {
-                self.outcome.refused.push(chunk);
-                return Ok(());
-            }
-            return Err(self.failed(&chunk, source, engine));
-        }
-        if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, &slot, chunk.direction) {
-            for piece in pieces {
-                piece.region.copy_from_region(&slot.region().slice(piece.at..piece.at + piece.region.len()));
-            }
-        }
-        let path = match (self.source, &chunk.placement) {
-            (Source::PageCache, _) => Path::Cached,
-            (Source::Drive, Placement::Straight(_)) => Path::Plain,
-            (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
-        };
-        let reason = match &self.note {
-            Some(note) => format!("{}; {note}", chunk.reason).into(),
-            None => Arc::clone(&chunk.reason),
-        };
-        *self.outcome.parts.entry((chunk.file, path, engine, reason)).or_default() += chunk.wanted;
-        let moved = self.shared.moved.fetch_add(chunk.wanted, Ordering::Relaxed) + chunk.wanted;
-        if let Some(progress) = &self.shared.options.progress {
-            progress(moved);
-        }
-        Ok(())
-    }
-
-    fn failed(&self, chunk: &Chunk, source: std::io::Error, engine: EngineName) -> Error {
-        let known = &self.shared.files[chunk.file];
-        let what = match (chunk.direction, source.kind()) {
-            (_, std::io::ErrorKind::UnexpectedEof) => "the file ended before it should, so it was cut while it was being read",
-            (Direction::Read, _) => "cannot read",
-            (Direction::Write, _) => "cannot write",
-        };
-        let Extent { offset, length } = chunk.extent;
-        let error = Error::from_io(what, source).with_file(&known.file.path);
-        error.with("offset", offset).with("length", length).with("engine", engine)
-    }
 }

@@ -254,8 +254,8 @@ impl Planner<'_> {
         let runs: Vec<&[Wanted]> = groups(wanted, |previous, next| previous.extent.end() == next.extent.offset).collect();
         for near in runs.chunk_by(|previous, next| self.may_share(whole(previous), whole(next))) {
             match near {
-                [run] => self.straight_in_order(Source::PageCache, run, chunks),
-                runs => self.through_ring(Source::PageCache, Alignment::ONE, &runs.concat(), chunks),
+                [run] if reachable(run) => self.straight_in_order(Source::PageCache, run, chunks),
+                runs => self.through_ring(Source::PageCache, Alignment::ONE, &joined(&runs.concat()), chunks),
             }
         }
     }
@@ -313,7 +313,7 @@ impl Planner<'_> {
         }
         match self.direction {
             Direction::Read => {
-                for group in groups(&loose, |previous, next| self.is_near(previous, next)) {
+                for group in groups(&joined(&loose), |previous, next| self.is_near(previous, next)) {
                     self.through_ring(Source::Drive, rules.offset, group, chunks);
                 }
             }
@@ -325,7 +325,10 @@ impl Planner<'_> {
     fn goes_straight(&self, item: &Wanted, core: Extent) -> bool {
         let Some(rules) = self.facts.direct else { return false };
         let address = item.region.address() as u64 + (core.offset - item.extent.offset);
-        !self.span.ring_only && core.length >= self.limits.straight_bytes_min && rules.memory.divides(address)
+        !self.span.ring_only
+            && item.region.kind().is_host_accessible()
+            && core.length >= self.limits.straight_bytes_min
+            && rules.memory.divides(address)
     }
 
     fn is_near(&self, previous: &Wanted, next: &Wanted) -> bool {
@@ -388,11 +391,9 @@ impl Planner<'_> {
                 }
             }
             if !inside.is_empty() {
-                self.through_ring(Source::Drive, alignment, &inside, chunks);
+                self.through_ring(Source::Drive, alignment, &joined(&inside), chunks);
             }
-            for end in ends.iter().filter(|end| !end.is_empty()) {
-                self.straight_in_order(Source::PageCache, end, chunks);
-            }
+            ends.iter().filter(|end| !end.is_empty()).for_each(|end| self.page_cache(end, chunks));
         }
     }
 }
@@ -436,6 +437,11 @@ fn joined(wanted: &[Wanted]) -> Vec<Wanted> {
 /// Cuts a sorted list wherever two neighbours do not belong together.
 fn groups<'a>(wanted: &'a [Wanted], together: impl Fn(&Wanted, &Wanted) -> bool + 'a) -> impl Iterator<Item = &'a [Wanted]> {
     wanted.chunk_by(move |previous, next| together(previous, next))
+}
+
+/// Whether the CPU reaches the memory of all of a run, so that an engine of system calls can.
+fn reachable(run: &[Wanted]) -> bool {
+    run.iter().all(|item| item.region.kind().is_host_accessible())
 }
 
 /// The range from the first byte of a run to its last.

@@ -47,19 +47,18 @@ impl Digester {
 
 /// The digest of each slice, computed on as many threads as there are processors.
 pub fn digests(slices: &[&[u8]]) -> Vec<Digest> {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(slices.len());
+    digests_by(slices.len(), |index| Digest::of(slices[index]))
+}
+
+/// `digest` of each number below `count`, in order, computed on as many threads as there are processors.
+pub fn digests_by<T: Send>(count: usize, digest: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(count);
     let next = AtomicUsize::new(0);
     let work = || {
-        let mut done = Vec::new();
-        while let Some((index, bytes)) = {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            slices.get(index).map(|bytes| (index, bytes))
-        } {
-            done.push((index, Digest::of(bytes)));
-        }
-        done
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|number| *number < count);
+        numbers.map(|number| (number, digest(number))).collect::<Vec<(usize, T)>>()
     };
-    let mut all: Vec<(usize, Digest)> = std::thread::scope(|scope| {
+    let mut all: Vec<(usize, T)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut all = work();
         for worker in workers {
@@ -67,7 +66,7 @@ pub fn digests(slices: &[&[u8]]) -> Vec<Digest> {
         }
         all
     });
-    all.sort_unstable_by_key(|(index, _)| *index);
+    all.sort_unstable_by_key(|(number, _)| *number);
     all.into_iter().map(|(_, digest)| digest).collect()
 }
 

@@ -35,23 +35,47 @@ fn cases() -> impl Strategy<Value = Case> {
     let ranges = prop::collection::vec((0..FILE_BYTES, 0..40_000_u64, 0..100_u64), 0..30);
     let direction = prop_oneof![Just(Direction::Read), Just(Direction::Write)];
     let limits = (1..8_u64, 1..6_usize, prop_oneof![Just(0), Just(8192), Just(1 << 20)], 0..9000_u64);
-    let spans = (prop::collection::vec(0..FILE_BYTES, 0..4), any::<bool>(), any::<bool>(), prop_oneof![Just(4_u64), Just(512), Just(4096)]);
-    (direction, ranges, spans, limits).prop_map(|(direction, mut ranges, (mut cuts, first_is_drive, ring_only, memory), limits)| {
-        for range in &mut ranges {
-            range.1 = range.1.min(FILE_BYTES - range.0);
-        }
-        if direction == Direction::Write {
-            // Writes that overlap are refused before planning.
-            ranges.sort_unstable();
-            let mut end = 0;
-            ranges.retain(|(offset, length, _)| { let keep = *offset >= end; if keep { end = offset + length; } keep });
-        }
-        cuts.extend([0, FILE_BYTES]);
-        cuts.sort_unstable();
-        cuts.dedup();
-        let (chunk_pages, segments_max, straight_bytes_min, gap_bytes_max) = limits;
-        Case { direction, ranges, cuts, first_is_drive, ring_only, memory, chunk_pages, segments_max, straight_bytes_min, gap_bytes_max }
-    })
+    let spans = (
+        prop::collection::vec(0..FILE_BYTES, 0..4),
+        any::<bool>(),
+        any::<bool>(),
+        prop_oneof![Just(4_u64), Just(512), Just(4096)],
+    );
+    (direction, ranges, spans, limits).prop_map(
+        |(direction, mut ranges, (mut cuts, first_is_drive, ring_only, memory), limits)| {
+            for range in &mut ranges {
+                range.1 = range.1.min(FILE_BYTES - range.0);
+            }
+            if direction == Direction::Write {
+                // Writes that overlap are refused before planning.
+                ranges.sort_unstable();
+                let mut end = 0;
+                ranges.retain(|(offset, length, _)| {
+                    let keep = *offset >= end;
+                    if keep {
+                        end = offset + length;
+                    }
+                    keep
+                });
+            }
+            cuts.extend([0, FILE_BYTES]);
+            cuts.sort_unstable();
+            cuts.dedup();
+            let (chunk_pages, segments_max, straight_bytes_min, gap_bytes_max) = limits;
+            Case {
+                direction,
+                ranges,
+                cuts,
+                first_is_drive,
+                ring_only,
+                memory,
+                chunk_pages,
+                segments_max,
+                straight_bytes_min,
+                gap_bytes_max,
+            }
+        },
+    )
 }
 
 /// The chunks of a case, and for each byte of memory the byte of the file that belongs there.
@@ -69,7 +93,10 @@ fn planned(case: &Case) -> (HostBuffer, Vec<Chunk>, Vec<Option<u64>>, Limits) {
     let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
     let facts = FileFacts { length: FILE_BYTES, direct: Some(rules) };
     let sources = [Source::Drive, Source::PageCache];
-    let spans: Vec<Span> = case.cuts.windows(2).enumerate()
+    let spans: Vec<Span> = case
+        .cuts
+        .windows(2)
+        .enumerate()
         .map(|(number, cut)| span(cut[0], cut[1], sources[(number + usize::from(!case.first_is_drive)) % 2], case.ring_only))
         .collect();
     let limits = Limits {

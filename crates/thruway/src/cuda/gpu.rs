@@ -1,0 +1,153 @@
+//! A GPU and its primary context.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+use std::sync::Arc;
+
+use thruway_sys::cuda::{CUcontext, CUdevice, Cuda};
+
+use super::driver::Driver;
+use crate::base::{Error, ErrorKind, Result};
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuFacts {
+    /// The driver's name for it.
+    pub name: String,
+    /// Its address on the PCI bus, such as `0000:41:00.0`.
+    pub pci_address: String,
+    /// The bytes of its memory.
+    pub memory_bytes: u64,
+}
+
+/// A GPU whose primary context this process holds. Released when the last user is gone.
+#[derive(Debug)]
+pub struct Gpu {
+    driver: Arc<Driver>,
+    ordinal: u32,
+    device: CUdevice,
+    context: CUcontext,
+    facts: GpuFacts,
+}
+
+// SAFETY: a context handle may be used from any thread; the driver does its own locking.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Retains the primary context of the GPU with this ordinal. `library` is the driver's library, if it is not
+    /// the system's.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) without a driver or without such a GPU, [`Gpu`](ErrorKind::Gpu) if
+    /// the driver fails.
+    pub fn open(ordinal: u32, library: Option<&Path>) -> Result<Arc<Self>> {
+        let driver = Driver::load(library)?;
+        let count = driver.device_count()?;
+        if ordinal >= count {
+            let have = match count {
+                0 => "this process sees no GPU".to_owned(),
+                1 => "this process sees one GPU, cuda:0".to_owned(),
+                _ => format!("this process sees {count} GPUs, cuda:0 to cuda:{}", count - 1),
+            };
+            return Err(Error::new(ErrorKind::Unsupported, format!("there is no cuda:{ordinal}: {have}"))
+                .with_hint("look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES"));
+        }
+        let cuda = &driver.cuda;
+        let mut device = 0;
+        let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        // SAFETY: the pointer is to a local that lives through the call.
+        driver.check(unsafe { (cuda.cuDeviceGet)(&raw mut device, number) }, "cuDeviceGet")?;
+        let facts = facts(&driver, device)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: as above; the device is valid. The matching release is in `drop`.
+        driver.check(unsafe { (cuda.cuDevicePrimaryCtxRetain)(&raw mut context, device) }, "cuDevicePrimaryCtxRetain")?;
+        Ok(Arc::new(Self { driver, ordinal, device, context, facts }))
+    }
+
+    /// Its CUDA ordinal.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// What it is.
+    pub fn facts(&self) -> &GpuFacts {
+        &self.facts
+    }
+
+    /// The bytes of its memory that are free now.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let _current = self.current()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both pointers are to locals that live through the call, and a context is current.
+        let code = unsafe { (self.cuda().cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.driver.check(code, "cuMemGetInfo")?;
+        Ok(free as u64)
+    }
+
+    /// Makes the context current on this thread until the value is dropped, then puts back what was.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails: after a fork, or when the context was destroyed.
+    pub fn current(&self) -> Result<Current<'_>> {
+        // SAFETY: the context is retained by this value.
+        let code = unsafe { (self.cuda().cuCtxPushCurrent_v2)(self.context) };
+        self.driver.check(code, "cuCtxPushCurrent")?;
+        Ok(Current { gpu: self, not_send: std::marker::PhantomData })
+    }
+
+    pub(crate) fn cuda(&self) -> &Cuda {
+        &self.driver.cuda
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: one release for the one retain. Its failure (the driver is shutting down) has no consequence.
+        let _shutting_down = unsafe { (self.cuda().cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// A context that is current on this thread.
+#[derive(Debug)]
+pub struct Current<'a> {
+    gpu: &'a Gpu,
+    /// What is current is a matter of the thread.
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local; what is popped is what `current` pushed, since values are dropped in
+        // the reverse order of their making on one thread.
+        let _nothing_to_do = unsafe { (self.gpu.cuda().cuCtxPopCurrent_v2)(&raw mut popped) };
+    }
+}
+
+fn facts(driver: &Driver, device: CUdevice) -> Result<GpuFacts> {
+    const TEXT_BYTES: usize = 128;
+    let text = |get: unsafe extern "C" fn(*mut c_char, c_int, CUdevice) -> thruway_sys::cuda::CUresult, call| {
+        let mut buffer: [c_char; TEXT_BYTES] = [0; TEXT_BYTES];
+        let length = c_int::try_from(TEXT_BYTES).unwrap_or(0);
+        // SAFETY: the buffer has the length that is given, and the driver ends what it writes with a zero.
+        driver.check(unsafe { get(buffer.as_mut_ptr(), length, device) }, call)?;
+        buffer[TEXT_BYTES - 1] = 0;
+        // SAFETY: the last byte is zero, so the string ends within the buffer.
+        Ok::<_, Error>(unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_string_lossy().into_owned())
+    };
+    let name = text(driver.cuda.cuDeviceGetName, "cuDeviceGetName")?;
+    let pci_address = text(driver.cuda.cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId")?.to_ascii_lowercase();
+    let mut bytes = 0;
+    // SAFETY: the pointer is to a local that lives through the call.
+    driver.check(unsafe { (driver.cuda.cuDeviceTotalMem_v2)(&raw mut bytes, device) }, "cuDeviceTotalMem")?;
+    Ok(GpuFacts { name, pci_address, memory_bytes: bytes as u64 })
+}

@@ -1,0 +1,94 @@
+//! Streams: queues of work on a GPU, and the copies that are put into them.
+
+use std::sync::Arc;
+
+use thruway_sys::cuda::{CU_STREAM_NON_BLOCKING, CUdeviceptr, CUstream};
+
+use super::event::Event;
+use super::gpu::Gpu;
+use crate::base::Result;
+
+/// A stream of this library's own, which does not wait for the default stream. Destroyed when dropped; the driver
+/// then still finishes what is in it.
+#[derive(Debug)]
+pub struct Stream {
+    gpu: Arc<Gpu>,
+    handle: CUstream,
+}
+
+// SAFETY: a stream handle may be used from any thread; the driver does its own locking.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver fails.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _current = gpu.current()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local that lives through the call, and a context is current.
+        let code = unsafe { (gpu.cuda().cuStreamCreate)(&raw mut handle, CU_STREAM_NON_BLOCKING) };
+        gpu.driver().check(code, "cuStreamCreate")?;
+        Ok(Self { gpu: Arc::clone(gpu), handle })
+    }
+
+    /// The GPU that it belongs to.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Queues a copy from host memory to GPU memory.
+    ///
+    /// # Safety
+    /// Both ranges are valid for `bytes`, and stay so, unchanged and otherwise unused, until an event recorded after
+    /// the copy is done.
+    ///
+    /// # Errors
+    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver refuses; then nothing was queued.
+    pub unsafe fn copy_to_gpu(&self, to: CUdeviceptr, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.gpu.cuda().cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, self.handle) };
+        self.gpu.driver().check(code, "cuMemcpyHtoDAsync")
+    }
+
+    /// Queues a copy from GPU memory to host memory.
+    ///
+    /// # Safety
+    /// As [`copy_to_gpu`](Self::copy_to_gpu).
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn copy_to_host(&self, to: *mut u8, from: CUdeviceptr, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.gpu.cuda().cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, self.handle) };
+        self.gpu.driver().check(code, "cuMemcpyDtoHAsync")
+    }
+
+    /// Marks the end of what is queued so far.
+    ///
+    /// # Errors
+    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver fails.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        // SAFETY: both handles are alive, and of one context.
+        let code = unsafe { (self.gpu.cuda().cuEventRecord)(event.handle(), self.handle) };
+        self.gpu.driver().check(code, "cuEventRecord")
+    }
+
+    /// Waits until everything queued so far is done.
+    ///
+    /// # Errors
+    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver fails, or if something that was queued has failed.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the handle is alive.
+        let code = unsafe { (self.gpu.cuda().cuStreamSynchronize)(self.handle) };
+        self.gpu.driver().check(code, "cuStreamSynchronize")
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: the handle is alive and used nowhere else. A failure (the driver is shutting down) frees nothing less.
+        let _shutting_down = unsafe { (self.gpu.cuda().cuStreamDestroy_v2)(self.handle) };
+    }
+}

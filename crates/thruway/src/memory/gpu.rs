@@ -1,0 +1,178 @@
+//! GPU memory: owned, or lent by a framework.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use thruway_sys::cuda::CUdeviceptr;
+
+use super::region::{Access, Claims, Region};
+use super::{Memory, MemoryKind};
+use crate::base::{ByteSize, Error, ErrorKind, Result};
+use crate::cuda::Gpu;
+
+/// Who frees a block's bytes.
+enum Owner {
+    /// Allocated here, freed here.
+    Owned,
+    /// A value that the caller lent; dropping it ends the loan.
+    Lent { _keep_alive: Box<dyn Any + Send + Sync> },
+}
+
+/// A stretch of GPU memory.
+struct GpuBlock {
+    gpu: Arc<Gpu>,
+    address: CUdeviceptr,
+    len: usize,
+    owner: Owner,
+    claims: Claims,
+}
+
+impl fmt::Debug for GpuBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GpuBlock(cuda:{} {:#x}+{})", self.gpu.ordinal(), self.address, self.len)
+    }
+}
+
+// SAFETY: the allocation or the lent value lives exactly as long as the block and never moves.
+unsafe impl Memory for GpuBlock {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Gpu(self.gpu.ordinal())
+    }
+
+    fn address(&self) -> usize {
+        // Device addresses have as many bits as pointers on every machine that CUDA supports.
+        usize::try_from(self.address).unwrap_or(usize::MAX)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn claims(&self) -> &Claims {
+        &self.claims
+    }
+}
+
+impl Drop for GpuBlock {
+    fn drop(&mut self) {
+        if let Owner::Owned = self.owner
+            && self.len > 0
+            && let Ok(_current) = self.gpu.current()
+        {
+            // SAFETY: allocated by `GpuBuffer::new`, and no region of the block is left. If the call fails, the context
+            // is gone and with it the memory.
+            let _context_gone = unsafe { (self.gpu.cuda().cuMemFree_v2)(self.address) };
+        }
+    }
+}
+
+/// A buffer of GPU memory that transfers fill and drain. Its bytes are reached by transfers and kernels, not by the CPU.
+#[derive(Debug)]
+pub struct GpuBuffer {
+    block: Arc<GpuBlock>,
+}
+
+impl GpuBuffer {
+    /// `len` bytes, aligned to 256 at least. Their content is whatever was there.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the GPU has no room, with what it has.
+    pub fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+        let mut address = 0;
+        if len > 0 {
+            let _current = gpu.current()?;
+            // SAFETY: the pointer is to a local that lives through the call, and a context is current.
+            let code = unsafe { (gpu.cuda().cuMemAlloc_v2)(&raw mut address, len) };
+            gpu.driver().check(code, "cuMemAlloc").map_err(|error| {
+                let error = error.with("device", format_args!("cuda:{}", gpu.ordinal())).with("bytes", ByteSize(len as u64));
+                match gpu.free_bytes() {
+                    Ok(free) => error.with("free", ByteSize(free)),
+                    Err(_) => error,
+                }
+            })?;
+        }
+        let block = GpuBlock { gpu: Arc::clone(gpu), address, len, owner: Owner::Owned, claims: Claims::default() };
+        Ok(Self { block: Arc::new(block) })
+    }
+
+    /// Memory that the caller lends: `keep_alive` is dropped when the buffer and its last region are gone.
+    ///
+    /// # Safety
+    /// The `len` bytes from `address` are memory of this GPU, valid until `keep_alive` is dropped, and not touched by
+    /// anyone else, on the CPU or on any stream, while a [`Region`] of this buffer lives.
+    pub unsafe fn lent(gpu: &Arc<Gpu>, address: u64, len: usize, keep_alive: Box<dyn Any + Send + Sync>) -> Self {
+        let owner = Owner::Lent { _keep_alive: keep_alive };
+        Self { block: Arc::new(GpuBlock { gpu: Arc::clone(gpu), address, len, owner, claims: Claims::default() }) }
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.block.len
+    }
+
+    /// Whether the buffer holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.block.len == 0
+    }
+
+    /// The device address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.block.address
+    }
+
+    /// The GPU whose memory this is.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.block.gpu
+    }
+
+    /// A writable claim on `range`: the destination of a read from storage.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer still
+    /// reads from the buffer.
+    pub fn region(&mut self, range: Range<usize>) -> Result<Region> {
+        if self.block.claims.any(Access::ReadOnly) {
+            return Err(busy("is being written to storage"));
+        }
+        Region::claim(self.block.clone(), range, Access::Writable)
+    }
+
+    /// A read-only claim on `range`: the source of a write to storage.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer still
+    /// writes to the buffer.
+    pub fn source(&self, range: Range<usize>) -> Result<Region> {
+        if self.block.claims.any(Access::Writable) {
+            return Err(busy("is being filled from storage"));
+        }
+        Region::claim(self.block.clone(), range, Access::ReadOnly)
+    }
+
+    /// Copies `range` to the host and waits for it.
+    ///
+    /// # Errors
+    /// As [`source`](Self::source), and [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub fn copy_to_host(&self, range: Range<usize>, target: &mut [u8]) -> Result<()> {
+        let source = self.source(range)?;
+        if source.len() != target.len() {
+            let (have, need) = (target.len(), source.len());
+            return Err(Error::new(ErrorKind::InvalidInput, format!("the target holds {have} bytes and the range {need}")));
+        }
+        if target.is_empty() {
+            return Ok(());
+        }
+        let gpu = &self.block.gpu;
+        let _current = gpu.current()?;
+        let from = source.address() as CUdeviceptr;
+        // SAFETY: both ranges are valid for the length, claimed or borrowed, through this synchronous call.
+        let code = unsafe { (gpu.cuda().cuMemcpyDtoH_v2)(target.as_mut_ptr().cast(), from, target.len()) };
+        gpu.driver().check(code, "cuMemcpyDtoH")
+    }
+}
+
+fn busy(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("the buffer {what}")).with_hint("wait for the transfer, or drop its regions")
+}

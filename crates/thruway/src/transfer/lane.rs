@@ -1,0 +1,325 @@
+//! A lane: one thread that drives one engine through the chunks of one storage side.
+//!
+//! ```text
+//! read   chunk ─► engine ─► slot ─copy─► memory        in `requests`, then in `arriving`
+//! write  chunk ─► memory ─copy─► slot ─► engine        in `leaving`, then in `requests`
+//! ```
+//!
+//! Chunks that go straight skip the copy. Copies to and from a GPU are queued and done when their fence is, so the
+//! engine and the copy engine work at once; copies in host memory are done at once. Whatever holds a slot, a region
+//! or a file is kept until the engine and the copy engine are both done with it, and if either fails in a way that leaves
+//! that unknown, it is kept for ever.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::FileRef;
+use super::pipeline::{Outcome, Shared, cancelled};
+use super::plan::{Chunk, Piece, Placement};
+use crate::base::{Error, ErrorKind, Extent, Result};
+use crate::io::policy::{Path, PathPolicy, Source};
+use crate::io::{Completion, Direction, Engine, Request, Wait};
+use crate::memory::{Copies, Fence, Region, Slot};
+use crate::storage::{Access, File};
+
+/// How many chunks may be on their way from a GPU into slots. Copying is faster than any drive, so these only need to
+/// cover the pause between two looks at them.
+const LEAVING_MAX: usize = 8;
+
+/// A chunk under way.
+struct Flight {
+    chunk: Chunk,
+    slot: Option<Slot>,
+}
+
+/// One thread driving one engine.
+pub(super) struct Lane<'a, 'b> {
+    shared: &'a Shared<'b>,
+    source: Source,
+    todo: std::iter::Peekable<std::vec::IntoIter<Chunk>>,
+    requests: HashMap<usize, Flight>,
+    arriving: VecDeque<(Fence, Flight)>,
+    leaving: VecDeque<(Fence, Request, Flight)>,
+    copies: Copies,
+    next_token: usize,
+    current: Option<(usize, Access, Arc<dyn File>)>,
+    note: Option<Arc<str>>,
+    outcome: Outcome,
+}
+
+impl<'a, 'b> Lane<'a, 'b> {
+    /// Carries out `chunks`, all of one storage side. Returns when nothing moves any more.
+    pub(super) fn run(shared: &'a Shared<'b>, source: Source, chunks: Vec<Chunk>) -> Result<Outcome> {
+        let stop = |_: &Error| shared.stop.store(true, Ordering::Relaxed);
+        let mut engine = shared.context.engines.take(source).inspect_err(stop)?;
+        let retries_before = engine.retries();
+        let mut lane = Self {
+            shared,
+            source,
+            todo: chunks.into_iter().peekable(),
+            requests: HashMap::new(),
+            arriving: VecDeque::new(),
+            leaving: VecDeque::new(),
+            copies: Copies::new(shared.context.gpu.clone()),
+            next_token: 0,
+            current: None,
+            note: engine.note(),
+            outcome: Outcome::default(),
+        };
+        let result = lane.drive(&mut *engine).inspect_err(stop);
+        let drained = if result.is_err() { lane.drain(&mut *engine) } else { Ok(()) };
+        lane.outcome.retries = engine.retries() - retries_before;
+        result.and(drained).map(|()| lane.outcome)
+    }
+
+    /// Works until every chunk is done, or to the first failure.
+    fn drive(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let mut done = Vec::new();
+        loop {
+            self.settle(engine)?;
+            self.fill(engine)?;
+            if self.is_idle() {
+                return Ok(());
+            }
+            let engine_has_room = self.requests.len() < engine.capabilities().depth;
+            if let Some((fence, request, flight)) = self.leaving.pop_front_if(|_| engine_has_room) {
+                self.copies.wait(fence)?;
+                self.submit(engine, request, flight)?;
+            } else if self.requests.is_empty() {
+                if let Some((fence, flight)) = self.arriving.pop_front() {
+                    self.copies.wait(fence)?;
+                    self.count(flight, engine);
+                }
+            } else {
+                engine.complete(&mut done, Wait::ForOne)?;
+                for completion in done.drain(..) {
+                    self.arrive(completion, engine)?;
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.arriving.is_empty() && self.leaving.is_empty()
+    }
+
+    /// Takes what the copy engine has finished, without waiting.
+    fn settle(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        while let Some((fence, _)) = self.arriving.front() {
+            if !self.copies.is_done(fence)? {
+                break;
+            }
+            if let Some((fence, flight)) = self.arriving.pop_front() {
+                self.copies.wait(fence)?;
+                self.count(flight, engine);
+            }
+        }
+        while let Some((fence, ..)) = self.leaving.front() {
+            if self.requests.len() >= engine.capabilities().depth || !self.copies.is_done(fence)? {
+                break;
+            }
+            if let Some((fence, request, flight)) = self.leaving.pop_front() {
+                self.copies.wait(fence)?;
+                self.submit(engine, request, flight)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts chunks until the engine's queue, the ring or the descriptors are used up, or none is left.
+    fn fill(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let depth = engine.capabilities().depth;
+        while self.todo.peek().is_some() {
+            if self.shared.options.cancel.is_cancelled() || self.shared.stop.load(Ordering::Relaxed) {
+                return Err(cancelled());
+            }
+            if self.requests.len() + self.leaving.len() >= depth || self.leaving.len() >= LEAVING_MAX {
+                return Ok(());
+            }
+            let may_wait = self.is_idle();
+            let Some(file) = self.file(may_wait)? else { return Ok(()) };
+            let Some(slot) = self.slot(may_wait)? else { return Ok(()) };
+            let Some(chunk) = self.todo.next() else { return Ok(()) };
+            self.start(engine, Flight { chunk, slot }, file)?;
+        }
+        self.current = None;
+        Ok(())
+    }
+
+    /// Submits a chunk, or first queues the copies that bring its bytes into its slot.
+    fn start(&mut self, engine: &mut dyn Engine, flight: Flight, file: Arc<dyn File>) -> Result<()> {
+        let request = self.request(&flight, file);
+        if let (Placement::ThroughRing(pieces), Some(slot), Direction::Write) =
+            (&flight.chunk.placement, &flight.slot, flight.chunk.direction)
+        {
+            for piece in pieces {
+                if let Err(error) = self.copies.copy(&piece.region, &part_of(slot, piece)) {
+                    // Copies before this one may be under way, so the chunk is kept until the lane has drained.
+                    self.leaving.push_back((Fence::Done, request, flight));
+                    return Err(error);
+                }
+            }
+            return match self.copies.fence() {
+                Ok(Fence::Done) => self.submit(engine, request, flight),
+                Ok(fence) => {
+                    self.leaving.push_back((fence, request, flight));
+                    Ok(())
+                }
+                Err(error) => {
+                    self.leaving.push_back((Fence::Done, request, flight));
+                    Err(error)
+                }
+            };
+        }
+        self.submit(engine, request, flight)
+    }
+
+    fn submit(&mut self, engine: &mut dyn Engine, request: Request, flight: Flight) -> Result<()> {
+        let token = request.token;
+        if engine.submit(request).is_err() {
+            return Err(
+                Error::new(ErrorKind::Io, "an engine refused a request below its own depth").with("engine", engine.name())
+            );
+        }
+        self.requests.insert(token, flight);
+        Ok(())
+    }
+
+    /// The next chunk's file, if a descriptor is to be had.
+    fn file(&mut self, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
+        let Some(chunk) = self.todo.peek() else { return Ok(None) };
+        let access = if chunk.direction == Direction::Read { Access::Read } else { Access::Write };
+        match &self.current {
+            Some((file, mode, handle)) if (*file, *mode) == (chunk.file, access) => return Ok(Some(Arc::clone(handle))),
+            _ => self.current = None,
+        }
+        let known = &self.shared.files[chunk.file];
+        // The same file as was examined, or what the header said of it no longer holds.
+        let expected = FileRef { path: known.file.path.clone(), expected: known.identity };
+        let Some(handle) = self.shared.open.open(&expected, access, self.source, may_wait)? else { return Ok(None) };
+        self.current = Some((chunk.file, access, Arc::clone(&handle)));
+        Ok(Some(handle))
+    }
+
+    /// The next chunk's slot: `Some(None)` if it needs none, `None` if none is free.
+    #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
+    fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
+        let ring = &self.shared.context.ring;
+        match self.todo.peek().map(|chunk| &chunk.placement) {
+            Some(Placement::ThroughRing(_)) if may_wait => Ok(Some(Some(ring.take()?))),
+            Some(Placement::ThroughRing(_)) => Ok(ring.try_take()?.map(Some)),
+            _ => Ok(Some(None)),
+        }
+    }
+
+    fn request(&mut self, flight: &Flight, file: Arc<dyn File>) -> Request {
+        let token = self.next_token;
+        self.next_token += 1;
+        let segments = match (&flight.chunk.placement, &flight.slot) {
+            (Placement::Straight(regions), _) => regions.clone(),
+            (Placement::ThroughRing(_), Some(slot)) => {
+                let length = usize::try_from(flight.chunk.extent.length).unwrap_or(usize::MAX);
+                vec![slot.region().slice(0..length)]
+            }
+            (Placement::ThroughRing(_), None) => unreachable!("`slot` gives one to every chunk that needs it"),
+        };
+        let Chunk { direction, extent, needed, alignment, .. } = flight.chunk;
+        Request { token, direction, file, offset: extent.offset, segments, needed, alignment }
+    }
+
+    /// Takes a completion: queues the copies of staged bytes to their places, or counts what is done.
+    fn arrive(&mut self, completion: Completion, engine: &mut dyn Engine) -> Result<()> {
+        let Completion { request, result } = completion;
+        let Some(flight) = self.requests.remove(&request.token) else {
+            return Err(
+                Error::new(ErrorKind::Io, "an engine completed a request that is not in flight").with("engine", engine.name())
+            );
+        };
+        if let Err(source) = result {
+            let refused = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
+            if refused && self.source == Source::Drive && self.shared.options.policy == PathPolicy::Auto {
+                self.outcome.refused.push(flight.chunk);
+                return Ok(());
+            }
+            return Err(self.failed(&flight.chunk, source, engine));
+        }
+        let Flight { chunk, slot } = &flight;
+        if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
+            let queued = pieces.iter().try_for_each(|piece| self.copies.copy(&part_of(slot, piece), &piece.region));
+            match queued.and_then(|()| self.copies.fence()) {
+                Ok(fence @ Fence::Event(_)) => {
+                    self.arriving.push_back((fence, flight));
+                    return Ok(());
+                }
+                Ok(Fence::Done) => {}
+                Err(error) => {
+                    // Copies before the one that failed may be under way, so the chunk is kept until the lane has drained.
+                    self.arriving.push_back((Fence::Done, flight));
+                    return Err(error);
+                }
+            }
+        }
+        self.count(flight, engine);
+        Ok(())
+    }
+
+    /// Accounts for a chunk that is done.
+    fn count(&mut self, flight: Flight, engine: &dyn Engine) {
+        let Flight { chunk, slot } = flight;
+        drop(slot);
+        let path = match (self.source, &chunk.placement) {
+            (Source::PageCache, _) => Path::Cached,
+            (Source::Drive, Placement::Straight(_)) => Path::Plain,
+            (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
+        };
+        let reason = match &self.note {
+            Some(note) => format!("{}; {note}", chunk.reason).into(),
+            None => chunk.reason,
+        };
+        *self.outcome.parts.entry((chunk.file, path, engine.name(), reason)).or_default() += chunk.wanted;
+        let moved = self.shared.moved.fetch_add(chunk.wanted, Ordering::Relaxed) + chunk.wanted;
+        if let Some(progress) = &self.shared.options.progress {
+            progress(moved);
+        }
+    }
+
+    /// After a failure: waits until neither engine nor copy engine touches anything of this lane's.
+    fn drain(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let mut done = Vec::new();
+        let mut engine_failed = None;
+        while engine.in_flight() > 0 && engine_failed.is_none() {
+            engine_failed = engine.complete(&mut done, Wait::ForOne).err();
+            for completion in done.drain(..) {
+                self.requests.remove(&completion.request.token);
+            }
+        }
+        let copies = self.copies.drain();
+        if engine_failed.is_some() || copies.is_err() {
+            // Nobody knows what is still written to or read from. Leaking is the only safe thing left.
+            Box::leak(Box::new((
+                std::mem::take(&mut self.requests),
+                std::mem::take(&mut self.arriving),
+                std::mem::take(&mut self.leaving),
+            )));
+        }
+        engine_failed.map_or(copies, Err)
+    }
+
+    fn failed(&self, chunk: &Chunk, source: std::io::Error, engine: &dyn Engine) -> Error {
+        let known = &self.shared.files[chunk.file];
+        let what = match (chunk.direction, source.kind()) {
+            (_, std::io::ErrorKind::UnexpectedEof) => "the file ended before it should, so it was cut while it was being read",
+            (Direction::Read, _) => "cannot read",
+            (Direction::Write, _) => "cannot write",
+        };
+        let Extent { offset, length } = chunk.extent;
+        let error = Error::from_io(what, source).with_file(&known.file.path);
+        error.with("offset", offset).with("length", length).with("engine", engine.name())
+    }
+}
+
+/// The part of a slot that a piece occupies.
+fn part_of(slot: &Slot, piece: &Piece) -> Region {
+    slot.region().slice(piece.at..piece.at + piece.region.len())
+}
