@@ -304,7 +304,7 @@ mod tests {
     use crate::format::safetensors::Dtype;
 
     fn entry(dtype: Dtype, shape: &[u64], offset: u64) -> ModelEntry {
-        let bytes = shape.iter().product::<u64>() * u64::from(dtype.bits()) / 8;
+        let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
         ModelEntry { name: "t".to_owned(), dtype, shape: shape.to_vec(), file: 0, extent: Extent::new(offset, bytes) }
     }
 
