@@ -62,6 +62,9 @@ pub(crate) struct DemoArgs {
     /// Use this model instead of making one: a file, a directory of shards, or an index.
     #[arg(long, value_name = "PATH", conflicts_with = "size")]
     pub(crate) model: Option<PathBuf>,
+    /// Memory to load to: auto (a GPU's, if there is one), host or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
     /// Keep the subdirectory with the saved model.
     #[arg(long)]
     pub(crate) keep: bool,
@@ -72,12 +75,13 @@ pub(crate) struct DemoArgs {
 Examples:
   thruway load model.safetensors
   thruway load model/ --path staged --json
+  thruway load model/ --device cuda:0 --repeat 5
   thruway load model/ --digest > digests.txt")]
 pub(crate) struct LoadArgs {
     /// The model: a safetensors file, a directory of shards, or an index.
     #[arg(value_name = "PATH")]
     pub(crate) model: PathBuf,
-    /// Memory to load to: auto, host or cuda:N.
+    /// Memory to load to: auto (a GPU's, if there is one), host or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,
     /// Path that the bytes must take: auto, direct, staged or cached. What cannot be had is an error.
@@ -86,6 +90,9 @@ pub(crate) struct LoadArgs {
     /// Print the SHA-256 digest of each tensor, as it lies in memory.
     #[arg(long)]
     pub(crate) digest: bool,
+    /// Load so many times in this process, 1 to 1000; each load's memory is freed before the next.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -143,7 +150,8 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Limits are the best run of each kind, Thruway's figures are medians. Run it on an idle machine.
+Limits of drive and memory are the best run of each kind; those of the link to a GPU, and Thruway's figures, are medians.
+Run it on an idle machine.
 
 Examples:
   thruway bench
@@ -156,6 +164,9 @@ pub(crate) struct BenchArgs {
     /// Bytes of the scratch files, such as 512MiB or 8GB; at least 1MB.
     #[arg(long, value_name = "SIZE", default_value = "1GB", value_parser = work_size)]
     pub(crate) size: ByteSize,
+    /// Memory that Thruway loads to and saves from: auto (a GPU's, if there is one), host or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
     /// Runs of each measurement, 1 to 100.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,

@@ -78,6 +78,31 @@ impl Machine {
     }
 }
 
+/// How much host memory this process comes to hold, from a moment on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeakMemory {
+    before: u64,
+}
+
+impl PeakMemory {
+    /// From now on; `None` where the kernel does not tell.
+    pub(crate) fn begin() -> Option<Self> {
+        // Makes the kernel forget the peak so far, such as that of CUDA's start-up. Where it does not, the peak that is
+        // told is too high rather than too low.
+        let _peak_so_far_stays = std::fs::write("/proc/self/clear_refs", "5");
+        Some(Self { before: own_memory("VmRSS")? })
+    }
+
+    /// The most bytes held at once since, beyond those held before.
+    pub(crate) fn grown(self) -> Option<u64> {
+        Some(own_memory("VmHWM")?.saturating_sub(self.before))
+    }
+}
+
+fn own_memory(key: &str) -> Option<u64> {
+    kilobytes(&field(&std::fs::read_to_string("/proc/self/status").ok()?, key)?)
+}
+
 /// The value of the first `key : value` line.
 fn field(text: &str, key: &str) -> Option<String> {
     let pairs = text.lines().filter_map(|line| line.split_once(':'));

@@ -8,9 +8,11 @@
 mod args;
 mod command;
 mod escape;
+mod link;
 mod machine;
 mod measure;
 mod output;
+mod roofline;
 mod scratch;
 mod synthetic;
 

@@ -19,16 +19,54 @@ use crate::synthetic::fill;
 
 /// One call of the plain single-threaded references.
 const PLAIN_BYTES: usize = 4 << 20;
+/// What one thread gets from a drive is slow to measure and nobody's limit.
+const PLAIN_RUNS_MAX: u32 = 2;
 /// Copies in memory are of at least this much, so that no processor's cache holds it.
 const COPY_BYTES_MIN: usize = 128 << 20;
 /// More would measure nothing new.
 const COPY_BYTES_MAX: usize = 512 << 20;
 /// So much of a file is read from the page cache.
 const CACHE_BYTES_MAX: u64 = 1 << 30;
+/// A drive shows its rate on so much.
+const DRIVE_BYTES_MAX: u64 = 4 << 30;
 /// The ring of a session, the buffers of requests to the drive, and the process itself.
 const MEMORY_BESIDE: u64 = 512 << 20;
 /// The first touch of fresh memory varies (a virtual machine may have to fetch it from its host), so one run is no limit.
 const CACHE_RUNS_MIN: u32 = 3;
+
+/// The names of the limits, by which results refer to them.
+pub(crate) mod limit {
+    /// Memory to memory.
+    pub(crate) const COPY_ONE: &str = "memory copy, one thread";
+    /// Likewise.
+    pub(crate) const COPY_ALL: &str = "memory copy, all threads";
+    /// Memory that was never touched: what a load into new host memory meets.
+    pub(crate) const CACHE_ONE_FRESH: &str = "page cache read, one thread, fresh memory";
+    /// Memory that was touched.
+    pub(crate) const CACHE_ONE_WARM: &str = "page cache read, one thread, warm memory";
+    /// As with one thread.
+    pub(crate) const CACHE_ALL_FRESH: &str = "page cache read, all threads, fresh memory";
+    /// As with one thread.
+    pub(crate) const CACHE_ALL_WARM: &str = "page cache read, all threads, warm memory";
+    /// Into a few buffers that are used again and again: what reading into the ring meets.
+    pub(crate) const CACHE_ALL_SMALL: &str = "page cache read, all threads, small buffers";
+    /// Into fresh files with reserved blocks, synced: what a save does.
+    pub(crate) const WRITE: &str = "O_DIRECT write, fresh file, best";
+    /// Beside it; no save can do that.
+    pub(crate) const REWRITE: &str = "O_DIRECT write, over existing blocks";
+    /// As `dd` writes.
+    pub(crate) const WRITE_PLAINLY: &str = "O_DIRECT write, one at a time";
+    /// The drive's best.
+    pub(crate) const READ: &str = "O_DIRECT read, best";
+    /// As `dd` reads.
+    pub(crate) const READ_PLAINLY: &str = "O_DIRECT read, one at a time";
+    /// From pinned memory to a GPU.
+    pub(crate) const TO_GPU: &str = "pinned host to GPU";
+    /// From a GPU to pinned memory.
+    pub(crate) const FROM_GPU: &str = "GPU to pinned host";
+    /// Each way on a stream of its own; the sum of both.
+    pub(crate) const BOTH_WAYS: &str = "both ways at once";
+}
 
 /// A rate, and how it was reached.
 #[derive(Clone, Debug)]
@@ -37,6 +75,8 @@ pub(crate) struct Rate {
     pub(crate) gb_per_s: f64,
     /// The engine, depth and size of requests, or the number of threads.
     pub(crate) how: String,
+    /// The shape of the requests to the drive, if it was that.
+    pub(crate) shape: Option<Shape>,
 }
 
 /// One limit of the machine.
@@ -49,8 +89,18 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    fn known(name: &'static str, gb_per_s: f64, how: impl Into<String>) -> Self {
-        Self { name, rate: Ok(Rate { gb_per_s, how: how.into() }) }
+    pub(crate) fn known(name: &'static str, gb_per_s: f64, how: impl Into<String>) -> Self {
+        Self { name, rate: Ok(Rate { gb_per_s, how: how.into(), shape: None }) }
+    }
+
+    /// Measures once more in the shape that was best.
+    fn raise(&mut self, bytes: u64, pass: &mut Pass<'_>) -> Result<()> {
+        let Ok(Rate { gb_per_s, shape: Some(shape), .. }) = &mut self.rate else { return Ok(()) };
+        if bytes > 0 {
+            let mut engine = engine(shape.depth)?;
+            *gb_per_s = best(1, bytes, || pass(&mut engine, *shape))?.max(*gb_per_s);
+        }
+        Ok(())
     }
 
     /// The limit as JSON.
@@ -134,7 +184,7 @@ pub(crate) fn memory_needed(bytes: u64) -> u64 {
     bytes.max(copies).max(2 * bytes.min(CACHE_BYTES_MAX)).saturating_add(MEMORY_BESIDE)
 }
 
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let begun = Instant::now();
     work()?;
     Ok(begun.elapsed().as_secs_f64())
@@ -162,8 +212,8 @@ pub(crate) fn memory_copy(bytes: u64, repeat: u32) -> Result<Vec<Limit>> {
     };
     let threads = processors();
     Ok(vec![
-        Limit::known("memory copy, one thread", copy(1)?, "memcpy, 1 thread"),
-        Limit::known("memory copy, all threads", copy(threads)?, format!("memcpy, {}", counted(threads, "thread"))),
+        Limit::known(limit::COPY_ONE, copy(1)?, "memcpy, 1 thread"),
+        Limit::known(limit::COPY_ALL, copy(threads)?, format!("memcpy, {}", counted(threads, "thread"))),
     ])
 }
 
@@ -177,10 +227,8 @@ pub(crate) fn page_cache(path: &Path, repeat: u32) -> Result<Vec<Limit>> {
     let mut warm = HostBuffer::new(to_usize(bytes))?;
     warm.bytes_mut()?.fill(1);
     let mut limits = Vec::new();
-    let names = [
-        ("page cache read, one thread, fresh memory", "page cache read, one thread, warm memory", 1),
-        ("page cache read, all threads, fresh memory", "page cache read, all threads, warm memory", processors()),
-    ];
+    let names =
+        [(limit::CACHE_ONE_FRESH, limit::CACHE_ONE_WARM, 1), (limit::CACHE_ALL_FRESH, limit::CACHE_ALL_WARM, processors())];
     for (fresh_name, warm_name, threads) in names {
         let how = format!("pread of {} MiB, {}", PLAIN_BYTES >> 20, counted(threads, "thread"));
         let rate = best(repeat, bytes, || {
@@ -191,7 +239,29 @@ pub(crate) fn page_cache(path: &Path, repeat: u32) -> Result<Vec<Limit>> {
         let rate = best(repeat, bytes, || timed(|| read_striped(&*file, warm.bytes_mut()?, threads)))?;
         limits.push(Limit::known(warm_name, rate, how));
     }
+    let threads = processors();
+    let how = format!("pread of {} MiB into {}", PLAIN_BYTES >> 20, counted(threads, "buffer"));
+    let rate = best(repeat, bytes, || timed(|| read_and_forget(&*file, &mut warm, bytes, threads)))?;
+    limits.push(Limit::known(limit::CACHE_ALL_SMALL, rate, how));
     Ok(limits)
+}
+
+/// Reads the first `bytes` of the file, each thread its own stripe, over and over into the same piece of `target`.
+fn read_and_forget(file: &dyn File, target: &mut HostBuffer, bytes: u64, threads: usize) -> Result<()> {
+    let stripe = bytes.div_ceil(threads as u64).next_multiple_of(PLAIN_BYTES as u64);
+    let pieces = target.bytes_mut()?.chunks_mut(PLAIN_BYTES);
+    std::thread::scope(|scope| {
+        let starts = (0..bytes).step_by(to_usize(stripe));
+        let readers: Vec<_> = std::iter::zip(starts, pieces)
+            .map(|(start, piece)| {
+                scope.spawn(move || {
+                    let end = (start + stripe).min(bytes);
+                    (start..end).step_by(PLAIN_BYTES).try_for_each(|offset| read_plainly(file, piece, offset))
+                })
+            })
+            .collect();
+        readers.into_iter().try_for_each(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 /// Fills `target` from the file's start, each thread its own stripe.
@@ -225,52 +295,69 @@ fn read_plainly(file: &dyn File, target: &mut [u8], mut offset: u64) -> Result<(
 }
 
 /// What the drive gives past the page cache: the best over several shapes of requests, and what a plain single thread
-/// gets. Uses a scratch file of `bytes` at `path`, which it leaves there. Writes count until they are synced, and go over
-/// blocks that the file has; a fresh file costs the filesystem some work more, which one figure shows.
+/// gets. Uses a scratch file of `bytes` at `path`, which it leaves there.
+///
+/// Writes count until they are synced, and go into fresh files whose blocks were reserved before: what a save does. Going
+/// over blocks that a file already has costs the filesystem less; that figure stands beside it and is no limit of a save.
 pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit>> {
-    const NAMES: [(&str, &str, Direction); 2] = [
-        ("O_DIRECT write, best", "O_DIRECT write, one at a time", Direction::Write),
-        ("O_DIRECT read, best", "O_DIRECT read, one at a time", Direction::Read),
-    ];
-    // Whole requests of every shape that is tried.
-    let bytes = (bytes.max(PLAIN_BYTES as u64)) / PLAIN_BYTES as u64 * PLAIN_BYTES as u64;
+    let bytes = whole_requests(bytes.clamp(PLAIN_BYTES as u64, DRIVE_BYTES_MAX));
     OsNamespace.create(path)?.allocate(bytes)?;
-    let file = match direct_file(path) {
-        Ok(file) => file,
-        Err(reason) => {
-            let names = NAMES.iter().flat_map(|(best, plain, _)| [best, plain]);
-            return Ok(names.map(|name| Limit { name, rate: Err(reason.clone()) }).collect());
-        }
-    };
-    let mut limits = Vec::new();
-    for (best_name, plain_name, direction) in NAMES {
-        limits.push(Limit { name: best_name, rate: best_shape(&file, bytes, direction, effort) });
-        let plain = best(effort.repeat, bytes, || timed(|| plain_pass(&*file, bytes, direction)));
-        let how = format!("1 thread, {} MiB", PLAIN_BYTES >> 20);
-        limits.push(Limit { name: plain_name, rate: told(plain.map(|gb_per_s| Rate { gb_per_s, how })) });
+    let names = [limit::WRITE, limit::REWRITE, limit::WRITE_PLAINLY, limit::READ, limit::READ_PLAINLY];
+    if let Err(reason) = direct_file(path, Access::Write) {
+        return Ok(names.map(|name| Limit { name, rate: Err(reason.clone()) }).into());
     }
-    drop(file);
-    limits.insert(1, Limit { name: "O_DIRECT write, fresh file", rate: fresh_write(path, bytes, effort) });
-    Ok(limits)
+    let fresh = best_shape(bytes, effort, &mut |engine, shape| fresh_pass(engine, path, bytes, shape));
+    let file = match direct_file(path, Access::Write) {
+        Ok(file) => file,
+        Err(reason) => return Err(Error::new(ErrorKind::Io, reason).with_file(path)),
+    };
+    let shape = fresh.as_ref().ok().and_then(|rate| rate.shape).unwrap_or(effort.shapes[0]);
+    let rewrite =
+        same_shape(bytes, effort.repeat, shape, &mut |engine, shape| pass(engine, &file, bytes, Direction::Write, shape));
+    let plainly = |direction| {
+        let rate = best(effort.repeat.min(PLAIN_RUNS_MAX), bytes, || timed(|| plain_pass(&*file, bytes, direction)));
+        let how = format!("1 thread, {} MiB", PLAIN_BYTES >> 20);
+        told(rate.map(|gb_per_s| Rate { gb_per_s, how, shape: None }))
+    };
+    let write_plainly = plainly(Direction::Write);
+    let read = best_shape(bytes, effort, &mut |engine, shape| pass(engine, &file, bytes, Direction::Read, shape));
+    let rates = [fresh, rewrite, write_plainly, read, plainly(Direction::Read)];
+    Ok(std::iter::zip(names, rates).map(|(name, rate)| Limit { name, rate }).collect())
 }
 
-/// As the best of writing, into a file whose blocks were only just reserved.
-fn fresh_write(path: &Path, bytes: u64, effort: Effort) -> Result<Rate, String> {
-    let Some(shape) = effort.shapes.first().copied() else { return Err("no shape of requests was tried".to_owned()) };
-    let mut engine = told(engine(shape.depth))?;
-    let how = shape.describe(&engine);
-    let rate = best(effort.repeat, bytes, || {
-        OsNamespace.remove(path)?;
-        OsNamespace.create(path)?.allocate(bytes)?;
-        let file = OsNamespace.open(path, Access::Write, Buffering::Direct)?;
-        pass(&mut engine, &file, bytes, Direction::Write, shape)
-    });
-    told(rate.map(|gb_per_s| Rate { gb_per_s, how }))
+/// Reads a file once more past the page cache, in the shape that was best, and raises the limit if that was faster: so
+/// that a limit and what is held against it were measured at the same time, on the same blocks.
+pub(crate) fn read_again(limit: &mut Limit, path: &Path) -> Result<()> {
+    let bytes = whole_requests(OsNamespace.metadata(path)?.length);
+    let Ok(file) = direct_file(path, Access::Read) else { return Ok(()) };
+    limit.raise(bytes, &mut |engine, shape| pass(engine, &file, bytes, Direction::Read, shape))
+}
+
+/// As [`read_again`], writing a fresh file of `bytes` at `path`, which is removed.
+pub(crate) fn write_again(limit: &mut Limit, path: &Path, bytes: u64) -> Result<()> {
+    let bytes = whole_requests(bytes);
+    OsNamespace.create(path)?;
+    let raised = limit.raise(bytes, &mut |engine, shape| fresh_pass(engine, path, bytes, shape));
+    OsNamespace.remove(path)?;
+    raised
+}
+
+/// So many bytes as whole requests of every shape make up.
+fn whole_requests(bytes: u64) -> u64 {
+    bytes / PLAIN_BYTES as u64 * PLAIN_BYTES as u64
+}
+
+/// Replaces the file at `path` by one whose blocks are only just reserved, and fills it. Gives the seconds of the latter.
+fn fresh_pass(engine: &mut dyn Engine, path: &Path, bytes: u64, shape: Shape) -> Result<f64> {
+    OsNamespace.remove(path)?;
+    OsNamespace.create(path)?.allocate(bytes)?;
+    let file = OsNamespace.open(path, Access::Write, Buffering::Direct)?;
+    pass(engine, &file, bytes, Direction::Write, shape)
 }
 
 /// The file opened past the page cache, or why that cannot be.
-fn direct_file(path: &Path) -> Result<Arc<dyn File>, String> {
-    let file = told(OsNamespace.open(path, Access::Write, Buffering::Direct))?;
+fn direct_file(path: &Path, access: Access) -> Result<Arc<dyn File>, String> {
+    let file = told(OsNamespace.open(path, access, Buffering::Direct))?;
     match file.direct_rules() {
         Some(rules) if rules.offset.bytes() <= 64 << 10 => Ok(file),
         _ => Err("the filesystem refuses O_DIRECT".to_owned()),
@@ -300,19 +387,29 @@ fn plain_pass(file: &dyn File, bytes: u64, direction: Direction) -> Result<()> {
     if direction == Direction::Write { file.sync() } else { Ok(()) }
 }
 
-fn best_shape(file: &Arc<dyn File>, bytes: u64, direction: Direction, effort: Effort) -> Result<Rate, String> {
-    let mut found: Option<(f64, Shape)> = None;
+/// One pass of requests of a shape; gives its seconds.
+type Pass<'a> = dyn FnMut(&mut dyn Engine, Shape) -> Result<f64> + 'a;
+
+/// The best rate of all shapes; the best shape is tried as often as the effort says.
+fn best_shape(bytes: u64, effort: Effort, pass: &mut Pass<'_>) -> Result<Rate, String> {
+    let mut found: Option<Rate> = None;
     for shape in effort.shapes {
-        let mut engine = told(engine(shape.depth))?;
-        let rate = told(best(1, bytes, || pass(&mut engine, file, bytes, direction, *shape)))?;
-        if found.is_none_or(|(best, _)| rate > best) {
-            found = Some((rate, *shape));
+        let rate = same_shape(bytes, 1, *shape, pass)?;
+        if found.as_ref().is_none_or(|best| rate.gb_per_s > best.gb_per_s) {
+            found = Some(rate);
         }
     }
-    let Some((first, shape)) = found else { return Err("no shape of requests was tried".to_owned()) };
+    let Some((first, shape)) = found.and_then(|rate| Some((rate.clone(), rate.shape?))) else {
+        return Err("no shape of requests was tried".to_owned());
+    };
+    let again = same_shape(bytes, effort.repeat - 1, shape, pass)?;
+    Ok(Rate { gb_per_s: first.gb_per_s.max(again.gb_per_s), ..first })
+}
+
+fn same_shape(bytes: u64, repeat: u32, shape: Shape, pass: &mut Pass<'_>) -> Result<Rate, String> {
     let mut engine = told(engine(shape.depth))?;
-    let again = told(best(effort.repeat - 1, bytes, || pass(&mut engine, file, bytes, direction, shape)))?;
-    Ok(Rate { gb_per_s: first.max(again), how: shape.describe(&engine) })
+    let gb_per_s = told(best(repeat, bytes, || pass(&mut engine, shape)))?;
+    Ok(Rate { gb_per_s, how: shape.describe(&engine), shape: Some(shape) })
 }
 
 /// io_uring, or threads where the kernel does not allow it.

@@ -2,9 +2,12 @@
 //! pseudo-random bytes that are the same every time.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use thruway::cuda::Gpu;
 use thruway::format::safetensors::Dtype;
-use thruway::{Alignment, HostBuffer, Result, Source};
+use thruway::memory::Copies;
+use thruway::{Alignment, Buffer, Error, ErrorKind, GpuBuffer, HostBuffer, Result, Source};
 
 use crate::measure::{processors, to_usize};
 
@@ -32,7 +35,7 @@ impl Planned {
 /// A model in memory.
 #[derive(Debug)]
 pub(crate) struct Synthetic {
-    buffer: HostBuffer,
+    buffer: Buffer,
     places: Vec<(Planned, Range<usize>)>,
 }
 
@@ -51,7 +54,20 @@ impl Synthetic {
         }
         let mut buffer = HostBuffer::new(to_usize(cursor))?;
         fill(buffer.bytes_mut()?);
-        Ok(Self { buffer, places })
+        Ok(Self { buffer: buffer.into(), places })
+    }
+
+    /// The same model in a GPU's memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](thruway::ErrorKind::OutOfMemory) if the GPU has too little, and whatever its driver reports.
+    pub(crate) fn into_gpu(self, gpu: &Arc<Gpu>) -> Result<Self> {
+        let mut buffer = GpuBuffer::new(gpu, self.buffer.len())?;
+        let mut copies = Copies::new(Some(Arc::clone(gpu)));
+        let queued = copies.copy(&self.buffer.source(0..self.buffer.len())?, &buffer.region(0..buffer.len())?);
+        copies.drain()?;
+        queued?;
+        Ok(Self { buffer: buffer.into(), places: self.places })
     }
 
     /// The tensors, to be saved.
@@ -69,9 +85,12 @@ impl Synthetic {
     /// Each tensor's name and bytes.
     ///
     /// # Errors
-    /// None in practice: nothing else uses the buffer.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a model in a GPU's memory.
     pub(crate) fn tensors(&self) -> Result<Vec<(&str, &[u8])>> {
-        let bytes = self.buffer.bytes()?;
+        let Buffer::Host(buffer) = &self.buffer else {
+            return Err(Error::new(ErrorKind::InvalidInput, "the model lies in GPU memory"));
+        };
+        let bytes = buffer.bytes()?;
         Ok(self.places.iter().map(|(tensor, range)| (tensor.name.as_str(), &bytes[range.clone()])).collect())
     }
 }

@@ -14,7 +14,7 @@ fn the_demo_ends_with_a_verdict_and_leaves_nothing() {
     let human = run(directory.path(), ["demo", "--size", "4MB"]).fine();
     let last = human.stdout.lines().last().expect("a verdict");
     assert!(last.starts_with("All 4.00 MB are right, read back ") && last.contains("loads here"), "{last}");
-    assert!(human.stdout.contains("no GPU support in this build: host memory"), "{human:?}");
+    assert!(human.stdout.starts_with("memory   host (there is no CUDA driver here"), "{human:?}");
     assert!(is_empty(directory.path()));
 }
 
@@ -89,6 +89,11 @@ fn the_bench_measures_limits_and_paths_and_leaves_nothing() {
             assert!(result["reason"].is_string(), "{result}");
         }
     }
+    let roofs = object["roofline"].as_array().expect("list");
+    assert_eq!(roofs.len(), results.len());
+    assert!(
+        roofs.iter().all(|roof| ["disk", "memory"].iter().any(|bound| roof["bound_by"] == *bound) || roof["bound_by"].is_null())
+    );
     assert!(is_empty(directory.path()));
 }
 
@@ -96,7 +101,8 @@ fn the_bench_measures_limits_and_paths_and_leaves_nothing() {
 fn the_bench_prints_tables_for_people() {
     let directory = scratch();
     let human = run(directory.path(), ["bench", "--size", "2MB", "--repeat", "1"]).fine();
-    for heading in ["CPU ", "LIMIT OF THIS MACHINE", "THRUWAY", "memory copy, one thread", "load, warm file, cached"] {
+    for heading in ["CPU ", "LIMIT OF THIS MACHINE", "THRUWAY", "memory copy, one thread", "load, warm file, cached", "ROOFLINE"]
+    {
         assert!(human.stdout.contains(heading), "{heading}: {human:?}");
     }
     assert!(is_empty(directory.path()));

@@ -40,7 +40,7 @@ fn digests_are_those_of_the_bytes_that_were_saved_in_both_forms() {
     let human = run(directory.path(), ["load", "model", "--digest"]).fine();
     let printed: Vec<&str> = human.stdout.lines().filter(|line| line.starts_with("sha256:")).collect();
     assert_eq!(printed, lines, "sorted by name");
-    assert!(human.stdout.starts_with("4 tensors, 2.39 MB, to host (no GPU support in this build: host memory)\n"), "{human:?}");
+    assert!(human.stdout.starts_with("4 tensors, 2.39 MB, to host (there is no CUDA driver here"), "{human:?}");
     assert_eq!(human.stderr, "");
 }
 
@@ -56,12 +56,33 @@ fn a_required_path_is_taken_or_refused_with_the_missing_piece() {
 }
 
 #[test]
-fn a_gpu_that_this_build_cannot_use_is_an_error_and_no_silent_fallback() {
+fn a_gpu_that_is_not_there_is_an_error_and_no_silent_fallback() {
     let directory = scratch();
     save(&directory.path().join("m.safetensors"), &TENSORS, 3);
     let refused = run(directory.path(), ["load", "m.safetensors", "--device", "cuda:7"]).failed();
-    assert!(refused.stderr.contains("cuda:7") && refused.stdout.is_empty(), "{refused:?}");
-    run(directory.path(), ["load", "m.safetensors", "--device", "host"]).fine();
+    assert!(refused.stderr.contains("no CUDA driver") && refused.stdout.is_empty(), "{refused:?}");
+    let host = run(directory.path(), ["load", "m.safetensors", "--device", "host", "--json"]).fine().json();
+    assert_eq!(host["device_reason"], "host memory was asked for");
+}
+
+#[test]
+fn repeated_loads_are_told_one_by_one_and_the_first_stands_on_top() {
+    let directory = scratch();
+    save(&directory.path().join("m.safetensors"), &TENSORS, 4);
+    let object = run(directory.path(), ["load", "m.safetensors", "--repeat", "3", "--digest", "--json"]).fine().json();
+    let runs = object["runs"].as_array().expect("runs");
+    assert_eq!(runs.len(), 3);
+    for key in ["seconds", "gb_per_s", "cpu_seconds", "open_seconds", "elapsed_seconds"] {
+        assert!(runs.iter().all(|run| run[key].is_f64()), "{key}: {object}");
+        assert_eq!(object[key], runs[0][key], "{key}");
+    }
+    assert!(runs[1]["elapsed_seconds"].as_f64() >= runs[1]["seconds"].as_f64());
+    assert!(object["startup_seconds"].is_f64() && object["ring_bytes"].is_u64(), "{object}");
+    let peak = object["peak_host_bytes"].as_u64().expect("Linux tells");
+    assert!(peak >= tensor_bytes() as u64 / 2, "the tensors lie in host memory: {peak}");
+    assert_eq!(object["digests"][TENSORS[0].0], Digest::of(&content(TENSORS[0].0, TENSORS[0].1, 4)).to_string());
+    let human = run(directory.path(), ["load", "m.safetensors", "--repeat", "2"]).fine();
+    assert!(human.stdout.contains("\nload 2: opened and loaded in "), "{human:?}");
 }
 
 #[test]

@@ -192,3 +192,40 @@ pub fn scratch_dir() -> TempDir {
 pub fn skips_are_failures() -> bool {
     std::env::var_os("THRUWAY_REQUIRE_TEST_INPUTS").is_some_and(|value| value == "1")
 }
+
+#[cfg(test)]
+mod tests {
+    use thruway::format::safetensors::{header_length, parse};
+
+    use super::*;
+
+    #[test]
+    fn what_is_framed_by_hand_is_read_back_wherever_its_data_begins() {
+        let mut model = model(5, &[("a\"b\\c\n\u{1}", Dtype::F4, &[3, 2]), ("模型", Dtype::Bool, &[9]), ("", Dtype::F64, &[])]);
+        model.metadata.insert("for\tmat".to_owned(), "\"pt\"".to_owned());
+        for spaces in 0..9 {
+            let file = model.to_safetensors_padded(spaces);
+            let end = 8 + usize::try_from(header_length(&file, file.len() as u64).expect("a length")).expect("fits");
+            let header = parse(&file[8..end], file.len() as u64).expect("a header");
+            assert_eq!(header.metadata.as_ref(), Some(&model.metadata));
+            for entry in header.entries {
+                let known = model.tensors.iter().find(|known| known.spec.name == entry.name).expect("a name of ours");
+                let start = usize::try_from(entry.extent.offset).expect("fits");
+                assert_eq!(&file[start..start + known.bytes.len()], known.bytes, "{:?}", entry.name);
+                assert_eq!(
+                    (entry.dtype, entry.shape, entry.extent.length),
+                    (known.spec.dtype, known.spec.shape.clone(), known.bytes.len() as u64)
+                );
+            }
+        }
+        let data_start = model.to_safetensors().len() - model.tensors.iter().map(|known| known.bytes.len()).sum::<usize>();
+        assert_eq!(data_start % 8, 0);
+    }
+
+    #[test]
+    fn a_seed_decides_every_byte() {
+        let specs: &[(&str, Dtype, &[u64])] = &[("x", Dtype::U8, &[100])];
+        assert_eq!(model(1, specs).tensors[0].bytes, model(1, specs).tensors[0].bytes);
+        assert_ne!(model(1, specs).tensors[0].bytes, model(2, specs).tensors[0].bytes);
+    }
+}

@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use serde_json::json;
-use thruway::{ByteSize, CopyOptions, Result, Session};
+use thruway::{ByteSize, CopyOptions, Device, Result, Session};
 
 use crate::args::CopyArgs;
 use crate::escape::safe_path;
 use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, remark_notes};
 
 pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
-    let session = Session::builder().path(args.path).build()?;
+    // The bytes pass through the host, so a GPU is left alone.
+    let session = Session::builder().device(Device::Host).path(args.path).build()?;
     let begun = Instant::now();
     let model = session.open(&args.source)?;
     remark_notes(output, &args.source, model.notes());

@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 use thruway::storage::ensure_host_bytes;
 use thruway::transfer::verify::{Digest, digests};
 use thruway::{
-    ByteSize, Device, Error, ErrorKind, LoadOptions, Path, PathPolicy, Receipt, Result, SaveOptions, Session, Source, Tensors,
+    ByteSize, Error, ErrorKind, LoadOptions, Path, PathPolicy, Receipt, Result, SaveOptions, Session, Source, Tensors,
 };
 
-use super::describe_device;
 use crate::args::DemoArgs;
 use crate::escape::{safe, safe_path};
-use crate::measure::{self, Effort, Limit};
+use crate::link;
+use crate::measure::{self, Effort, Limit, limit};
 use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, table};
+use crate::roofline::bound;
 use crate::scratch::{Scratch, ensure_disk};
 use crate::synthetic::Synthetic;
 
@@ -58,14 +59,13 @@ struct Loaded {
 }
 
 pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
-    let session = Session::builder().build()?;
+    let session = Session::builder().device(args.device).build()?;
     let given = args.model.as_ref().map(|path| session.open(path)).transpose()?;
     let bytes = given.as_ref().map_or(args.size.bytes(), thruway::Model::bytes);
     ensure_host_bytes(measure::memory_needed(bytes))?;
     ensure_disk(&args.dir, bytes.saturating_add(bytes.min(LIMIT_BYTES_MAX)).saturating_add(DISK_BESIDE))?;
     let scratch = Scratch::new(&args.dir, "demo", args.keep, output)?;
-    let memory = describe_device(Device::Auto, session.device());
-    output.line(format!("memory   {memory}"))?;
+    output.line(format!("memory   {} ({})", session.device(), safe(session.device_reason())))?;
     output.flush()?;
 
     let target = scratch.path().join("model.safetensors");
@@ -77,9 +77,9 @@ pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
     output.line(format!("saved    {}\n         {}", safe_path(&saved.path), indented(&saved.receipt)))?;
     output.flush()?;
     let Figures { ways, limits, can_be_cold } = measure_ways(&session, &saved, &scratch, output)?;
-    print_comparison(&saved, &ways, &limits, output)?;
+    print_comparison(&session, &saved, &ways, &limits, output)?;
     let wrong = ways.iter().any(|way| way.result.as_ref().is_ok_and(|loaded| !loaded.wrong.is_empty()));
-    let verdict = verdict(&saved, &ways, can_be_cold);
+    let verdict = verdict(&session, &saved, &ways, can_be_cold);
     output.line(format!("\n{verdict}"))?;
     if args.keep {
         output.line(format!("kept: {}", safe_path(scratch.path())))?;
@@ -88,11 +88,11 @@ pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
         "ok": !wrong,
         "verdict": verdict,
         "device": session.device().to_string(),
-        "device_reason": memory,
+        "device_reason": session.device_reason(),
         "model": {"origin": saved.origin, "tensors": saved.digests.len(), "bytes": saved.bytes, "file": saved.path.to_string_lossy()},
         "kept": args.keep,
-        "save": row_object(&saved.receipt, saved.seconds, saved.bytes, limit_of(&limits, WRITE_LIMIT)),
-        "loads": ways.iter().map(|way| way_object(way, saved.bytes, &limits)).collect::<Vec<Value>>(),
+        "save": row_object(&saved.receipt, saved.seconds, saved.bytes, limit_of_save(&session, &limits)),
+        "loads": ways.iter().map(|way| way_object(&session, way, saved.bytes, &limits)).collect::<Vec<Value>>(),
         "limits": limits.iter().map(Limit::to_json).collect::<Vec<Value>>(),
     }))?;
     Ok(if wrong { Outcome::Fault } else { Outcome::Fine })
@@ -107,6 +107,10 @@ fn save_synthetic(session: &Session, bytes: u64, target: &FilePath, output: &Out
     let digests = names.zip(digests(&slices)).collect();
     let total: u64 = slices.iter().map(|slice| slice.len() as u64).sum();
     let origin = format!("{} of pseudo-random bytes in the sizes of a llama-like model", ByteSize(total));
+    let model = match session.gpu() {
+        Some(gpu) => model.into_gpu(gpu)?,
+        None => model,
+    };
     save(session, &model.sources()?, target, Described { origin, digests, bytes: total }, output)
 }
 
@@ -155,6 +159,10 @@ fn measure_ways(session: &Session, saved: &Saved, scratch: &Scratch<'_>, output:
     output.remark("measuring the drive …");
     let file = scratch.path().join("limits");
     limits.extend(measure::drive(&file, saved.bytes.min(LIMIT_BYTES_MAX), Effort::QUICK)?);
+    if let Some(gpu) = session.gpu() {
+        output.remark("measuring the link to the GPU …");
+        limits.extend(link::limits(gpu, saved.bytes, Effort::QUICK.repeat)?);
+    }
     // The directory would be removed anyway; the model may be kept, and this not.
     std::fs::remove_file(&file).map_err(|error| Error::from_io("cannot remove", error).with_file(&file))?;
     Ok(Figures { ways, limits, can_be_cold: chilled.is_ok() })
@@ -197,18 +205,22 @@ fn wrong_tensors(tensors: &Tensors, saved: &Saved) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-const WRITE_LIMIT: &str = "O_DIRECT write, best";
-const READ_LIMIT: &str = "O_DIRECT read, best";
-const CACHE_LIMIT: &str = "page cache read, one thread, fresh memory";
-
-fn limit_of<'a>(limits: &'a [Limit], name: &str) -> Option<&'a Limit> {
-    limits.iter().find(|limit| limit.name == name)
+/// The limit that a save is held against.
+fn limit_of_save<'a>(session: &Session, limits: &'a [Limit]) -> Option<&'a Limit> {
+    let met: &[&str] = if session.gpu().is_some() { &[limit::WRITE, limit::FROM_GPU] } else { &[limit::WRITE] };
+    bound(met, limits).map(|(limit, _)| limit)
 }
 
-/// The limit that a way of loading is held against: that of the path that most bytes took.
-fn limit_for<'a>(receipt: &Receipt, limits: &'a [Limit]) -> Option<&'a Limit> {
+/// The limit that a way of loading is held against: the lowest on the path that most bytes took.
+fn limit_for<'a>(session: &Session, receipt: &Receipt, limits: &'a [Limit]) -> Option<&'a Limit> {
     let through_cache = receipt.bytes_by(Path::Cached) * 2 > receipt.bytes;
-    limit_of(limits, if through_cache { CACHE_LIMIT } else { READ_LIMIT })
+    let met: &[&str] = match (through_cache, session.gpu().is_some()) {
+        (true, true) => &[limit::CACHE_ALL_SMALL, limit::TO_GPU],
+        (true, false) => &[limit::CACHE_ONE_FRESH],
+        (false, true) => &[limit::READ, limit::TO_GPU],
+        (false, false) => &[limit::READ],
+    };
+    bound(met, limits).map(|(limit, _)| limit)
 }
 
 fn ratio(rate: f64, limit: Option<&Limit>) -> Option<f64> {
@@ -216,7 +228,7 @@ fn ratio(rate: f64, limit: Option<&Limit>) -> Option<f64> {
     (limit > 0.0).then(|| rate / limit)
 }
 
-fn print_comparison(saved: &Saved, ways: &[Way], limits: &[Limit], output: &Output) -> Result<()> {
+fn print_comparison(session: &Session, saved: &Saved, ways: &[Way], limits: &[Limit], output: &Output) -> Result<()> {
     let mut rows = vec![["THRUWAY", "GB/s", "CPU s", "RATIO", "TO THE LIMIT"].map(str::to_owned).to_vec()];
     let mut row = |name: String, receipt: &Receipt, seconds: f64, limit: Option<&Limit>| {
         let rate = gb_per_s(saved.bytes, seconds);
@@ -224,10 +236,10 @@ fn print_comparison(saved: &Saved, ways: &[Way], limits: &[Limit], output: &Outp
         let limit = limit.map_or("", |limit| limit.name).to_owned();
         rows.push(vec![name, format!("{rate:.2}"), format!("{:.2}", receipt.cpu_seconds), ratio, limit]);
     };
-    row("save, synced".to_owned(), &saved.receipt, saved.seconds, limit_of(limits, WRITE_LIMIT));
+    row("save, synced".to_owned(), &saved.receipt, saved.seconds, limit_of_save(session, limits));
     for way in ways {
         if let Ok(loaded) = &way.result {
-            row(format!("load, {}", way.name), &loaded.receipt, loaded.seconds, limit_for(&loaded.receipt, limits));
+            row(format!("load, {}", way.name), &loaded.receipt, loaded.seconds, limit_for(session, &loaded.receipt, limits));
         }
     }
     output.line("")?;
@@ -250,7 +262,7 @@ pub(super) fn limit_table(limits: &[Limit]) -> Vec<String> {
 }
 
 /// One sentence: whether all bytes are right, and which path loads will take.
-fn verdict(saved: &Saved, ways: &[Way], can_be_cold: bool) -> String {
+fn verdict(session: &Session, saved: &Saved, ways: &[Way], can_be_cold: bool) -> String {
     let done: Vec<&Loaded> = ways.iter().filter_map(|way| way.result.as_ref().ok()).collect();
     let wrong: usize = done.iter().map(|loaded| loaded.wrong.len()).sum();
     let bytes = if wrong == 0 {
@@ -259,10 +271,16 @@ fn verdict(saved: &Saved, ways: &[Way], can_be_cold: bool) -> String {
         format!("WRONG BYTES: {} came back wrong", counted(wrong, "tensor"))
     };
     let past_cache = ways.iter().any(|way| way.policy == PathPolicy::Require(Path::Staged) && way.result.is_ok());
-    let path = if past_cache && can_be_cold {
-        "loads here go past the page cache straight into memory (plain), and copy from it (cached) what it already holds"
-    } else {
-        "loads here go through the page cache (cached)"
+    let path = match (past_cache && can_be_cold, session.gpu().is_some()) {
+        (true, true) => {
+            "loads here go past the page cache and through pinned memory to the GPU (staged), and copy from the page cache \
+             through pinned memory (cached) what it already holds"
+        }
+        (true, false) => {
+            "loads here go past the page cache straight into memory (plain), and copy from it (cached) what it already holds"
+        }
+        (false, true) => "loads here go through the page cache and pinned memory to the GPU (cached)",
+        (false, false) => "loads here go through the page cache (cached)",
     };
     format!("{bytes}; {path}.")
 }
@@ -276,9 +294,9 @@ fn row_object(receipt: &Receipt, seconds: f64, bytes: u64, limit: Option<&Limit>
     object.into()
 }
 
-fn way_object(way: &Way, bytes: u64, limits: &[Limit]) -> Value {
+fn way_object(session: &Session, way: &Way, bytes: u64, limits: &[Limit]) -> Value {
     let mut object = match &way.result {
-        Ok(loaded) => row_object(&loaded.receipt, loaded.seconds, bytes, limit_for(&loaded.receipt, limits)),
+        Ok(loaded) => row_object(&loaded.receipt, loaded.seconds, bytes, limit_for(session, &loaded.receipt, limits)),
         Err(_) => json!({}),
     };
     let required = match way.policy {

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use thruway::base::error::printable;
 use thruway::storage::{Namespace, OsNamespace};
-use thruway::{ByteSize, Model, Result, Session};
+use thruway::{ByteSize, Device, Model, Result, Session};
 
 use crate::args::InspectArgs;
 use crate::escape::safe;
@@ -23,7 +23,7 @@ struct FileFacts<'a> {
 }
 
 pub(super) fn run(args: &InspectArgs, output: &Output) -> Result<Outcome> {
-    let model = Session::builder().build()?.open(&args.model)?;
+    let model = Session::builder().device(Device::Host).build()?.open(&args.model)?;
     let files = model
         .files()
         .enumerate()

@@ -9,8 +9,6 @@ mod verify;
 
 use std::process::ExitCode;
 
-use thruway::Device;
-
 use crate::args::{Args, Command};
 use crate::output::Output;
 
@@ -26,14 +24,4 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::Bench(args) => bench::run(args, &output),
     };
     output.finish(result)
-}
-
-/// Which memory loads go to, and why.
-fn describe_device(asked: Device, used: Device) -> String {
-    match (asked, used) {
-        (Device::Auto, Device::Host) => "no GPU support in this build: host memory".to_owned(),
-        (_, Device::Host) => "host memory was asked for".to_owned(),
-        (Device::Auto, gpu) => format!("the first GPU that can be used: {gpu}"),
-        (_, gpu) => format!("{gpu} was asked for"),
-    }
 }

@@ -6,14 +6,15 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use thruway::transfer::Progress;
-use thruway::{ByteSize, Result, Session, VerifyOptions};
+use thruway::{ByteSize, Device, Result, Session, VerifyOptions};
 
 use crate::args::VerifyArgs;
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, counted, receipt_fields, remark_notes};
 
 pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
-    let session = Session::builder().path(args.path).build()?;
+    // The bytes pass through the host, so a GPU is left alone.
+    let session = Session::builder().device(Device::Host).path(args.path).build()?;
     let begun = Instant::now();
     let model = session.open(&args.model)?;
     remark_notes(output, &args.model, model.notes());

@@ -59,16 +59,38 @@ impl Run {
     }
 }
 
-/// The command, ready to run in `directory`.
+/// The command, ready to run in `directory`, as on a machine without a GPU whatever this one has.
 pub(crate) fn command(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thruway"));
-    command.current_dir(directory).stdin(Stdio::null());
+    command.current_dir(directory).stdin(Stdio::null()).env("THRUWAY_CUDA_LIB", "/nonexistent/libcuda.so.1");
+    command
+}
+
+/// The command as on a machine with one GPU: a driver in software, that checks every use of it.
+pub(crate) fn command_with_gpu(directory: &Path) -> Command {
+    let mut command = command(directory);
+    command.env("THRUWAY_CUDA_LIB", thruway_testkit::fake_cuda::fake_cuda_path()).env("FAKE_CUDA_DELAY_US", "0..200");
     command
 }
 
 /// Runs the command in `directory`. Fails if it hangs.
 pub(crate) fn run<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> Run {
-    let mut command = command(directory);
+    run_command(command(directory), arguments)
+}
+
+/// As [`run`], with a GPU.
+pub(crate) fn run_with_gpu<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> Run {
+    run_command(command_with_gpu(directory), arguments)
+}
+
+/// As [`run_with_gpu`], for commands that move much: the driver does not look at every byte.
+pub(crate) fn run_with_fast_gpu<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> Run {
+    let mut command = command_with_gpu(directory);
+    command.env("FAKE_CUDA_CHECK", "0").env("FAKE_CUDA_DELAY_US", "0..5");
+    run_command(command, arguments)
+}
+
+fn run_command<A: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = A>) -> Run {
     let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start");
     let reader = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {

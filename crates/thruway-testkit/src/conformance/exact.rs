@@ -7,7 +7,7 @@ use thruway::io::{Capabilities, Completion, Direction, Engine, EngineName, Reque
 use thruway::storage::File;
 use thruway::{Alignment, HostBuffer, Region};
 
-use super::{Layering, Outcome, Subject, buffer, contents, perform, region, request};
+use super::{Outcome, Subject, buffer, contents, perform, region, request};
 use crate::random::Random;
 
 /// How often a request may make no progress. One time more is an error.
@@ -119,9 +119,6 @@ fn writes_are_resumed(subject: &Subject<'_>) {
 
 /// Checks a fault of the first operation against the layers of the subject: below `Exact` it shows, above it does not.
 fn only_exact_resumes(subject: &Subject<'_>, fault: Fault, bytes: &[u8]) {
-    if matches!(subject.layering, Layering::Bare | Layering::Monitored) {
-        return;
-    }
     let file = subject.files.with_bytes(bytes);
     let mut target = buffer(LEN);
     let asked = read(&file, &mut target, Alignment::ONE);

@@ -65,21 +65,23 @@ struct Subject<'a> {
 impl Subject<'_> {
     /// Lends a new engine with its layers to `body`, then drops it.
     fn with_engine<T>(&self, body: impl FnOnce(&mut dyn Engine) -> T) -> T {
-        self.with_faults(FaultPlan::default(), body)
+        self.over((self.make)(), body)
     }
 
-    /// The same with faults right above the engine, if anything can lie there.
+    /// The same with faults right above the engine, below all layers.
     fn with_faults<T>(&self, plan: FaultPlan, body: impl FnOnce(&mut dyn Engine) -> T) -> T {
+        self.over(Box::new(Faulty::new((self.make)(), plan)), body)
+    }
+
+    fn over<T>(&self, lowest: Box<dyn Engine>, body: impl FnOnce(&mut dyn Engine) -> T) -> T {
         let counters = Arc::new(Counters::default());
-        let bare = (self.make)();
         match self.layering {
-            Layering::Bare => body(&mut { bare }),
-            Layering::Exact => body(&mut Exact::new(Faulty::new(bare, plan))),
-            Layering::Monitored => body(&mut Monitored::new(bare, counters)),
-            Layering::Faulty => body(&mut Faulty::new(bare, plan)),
+            Layering::Bare => body(&mut { lowest }),
+            Layering::Exact => body(&mut Exact::new(lowest)),
+            Layering::Monitored => body(&mut Monitored::new(lowest, counters)),
+            Layering::Faulty => body(&mut Faulty::new(lowest, FaultPlan::default())),
             Layering::Stack => {
-                let bare: Box<dyn Engine> = Box::new(Faulty::new(bare, plan));
-                let pool = EnginePool::new(Box::new(Once(Mutex::new(Some(bare)))), counters);
+                let pool = EnginePool::new(Box::new(Once(Mutex::new(Some(lowest)))), counters);
                 let mut pooled = pool.take(Source::Drive).expect("the factory has one engine");
                 body(&mut *pooled)
             }

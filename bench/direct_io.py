@@ -1,0 +1,142 @@
+"""What a drive gives past the page cache, measured without any code of Thruway's: O_DIRECT requests from threads.
+
+Python's part of a request of a megabyte or more is nothing beside the drive's, and the interpreter's lock is free while
+a request is under way.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many requests are in flight, and how large they are."""
+
+    depth: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} x {self.chunk >> 10} KiB"
+
+
+SHAPES = (Shape(32, 4 << 20), Shape(16, 4 << 20), Shape(8, 4 << 20), Shape(32, 1 << 20))
+
+
+def _in_threads(depth: int, chunk: int, jobs: list[tuple[int, int, int]], one: Callable) -> float:
+    """Runs `one(descriptor, buffer, offset)` for every job, `depth` at a time. Gives the seconds."""
+    buffers = [mmap.mmap(-1, chunk) for _ in range(depth)]
+    for buffer in buffers:
+        # A read into memory that was never touched would measure the kernel's clearing of pages.
+        buffer.write(os.urandom(min(chunk, 1 << 16)) * (chunk // min(chunk, 1 << 16)))
+    queue, lock, failures = iter(jobs), threading.Lock(), []
+
+    def work(buffer: mmap.mmap) -> None:
+        view = memoryview(buffer)
+        try:
+            while not failures:
+                with lock:
+                    job = next(queue, None)
+                if job is None:
+                    return
+                descriptor, offset, length = job
+                one(descriptor, view[:length], offset)
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - begun
+    if failures:
+        raise failures[0]
+    return seconds
+
+
+def _read(descriptor: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.preadv(descriptor, [view], offset)
+        # The last block of a file may be short.
+        if count == 0 or count % BLOCK:
+            return
+        view, offset = view[count:], offset + count
+
+
+def _write(descriptor: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.pwritev(descriptor, [view], offset)
+        if count % BLOCK:
+            raise OSError(f"a write past the page cache was cut to {count} bytes")
+        view, offset = view[count:], offset + count
+
+
+def read_rate(paths: Sequence[Path], shape: Shape) -> float:
+    """GB/s of reading the files past the page cache, all of them at once."""
+    jobs, total, descriptors = [], 0, []
+    try:
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            descriptors.append(descriptor)
+            length = os.fstat(descriptor).st_size
+            total += length
+            jobs += [(descriptor, offset, shape.chunk) for offset in range(0, length, shape.chunk)]
+        return total / _in_threads(shape.depth, shape.chunk, jobs, _read) / 1e9
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def write_rate(path: Path, length: int, shape: Shape) -> float:
+    """GB/s of filling a fresh file, its blocks reserved before, until it is synced. The file is removed."""
+    length = max(length // shape.chunk, 1) * shape.chunk
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, length)
+        jobs = [(descriptor, offset, shape.chunk) for offset in range(0, length, shape.chunk)]
+        seconds = _in_threads(shape.depth, shape.chunk, jobs, _write)
+        begun = time.perf_counter()
+        os.fsync(descriptor)
+        return length / (seconds + time.perf_counter() - begun) / 1e9
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def best_shape(rate: Callable[[Shape], float], shapes: Sequence[Shape] = SHAPES) -> tuple[float, Shape]:
+    """The best rate of several shapes, and the shape."""
+    return max(((rate(shape), shape) for shape in shapes), key=lambda found: found[0])
+
+
+def evict(paths: Sequence[Path]) -> None:
+    """Makes the page cache forget the files, as far as the kernel is willing to."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def warm(paths: Sequence[Path]) -> None:
+    """Brings the files into the page cache."""
+    jobs, descriptors, chunk = [], [], 4 << 20
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        descriptors.append(descriptor)
+        jobs += [(descriptor, offset, chunk) for offset in range(0, os.fstat(descriptor).st_size, chunk)]
+    _in_threads(min(8, os.cpu_count() or 1), chunk, jobs, _read)
+    for descriptor in descriptors:
+        os.close(descriptor)
