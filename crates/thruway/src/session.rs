@@ -1,7 +1,7 @@
 //! The one public entry: a session owns the ring, the engines and the counters, and everything starts from it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::base::Result;
 use crate::base::settings::{self, Settings};
@@ -171,7 +171,7 @@ impl SessionBuilder {
         };
         let limits = Limits { chunk_bytes: chunk_bytes as u64, ..Limits::default() };
         let engines = EnginePool::new(engines, Arc::clone(&counters));
-        let context = TransferContext { namespace: self.namespace, engines, ring, gpu, limits };
+        let context = TransferContext { namespace: self.namespace, engines, ring, gpu, copies: Mutex::default(), limits };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }

@@ -72,6 +72,8 @@ impl fmt::Display for EngineName {
 pub struct Capabilities {
     /// How many requests may be in flight.
     pub depth: usize,
+    /// How many engines of this kind work best side by side, each driven by a thread of its own.
+    pub lanes: usize,
     /// How many regions one request may scatter to or gather from.
     pub segments_max: usize,
     /// The most bytes of one request.

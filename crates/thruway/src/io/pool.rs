@@ -43,21 +43,21 @@ pub struct OsEngines {
 
 impl EngineFactory for OsEngines {
     fn make(&self, source: Source) -> Result<Made> {
-        let posix = |threads: usize| Posix::new(threads).map(|engine| Box::new(engine) as Box<dyn Engine>);
+        let posix = |lanes, note| Made { engine: Box::new(Posix::new(lanes)), note };
         if source == Source::PageCache {
-            return Ok(Made { engine: posix(self.threads)?, note: None });
+            return Ok(posix(self.threads, None));
         }
         // A thread waits for one drive request at a time, so depth takes as many threads.
-        let direct_threads = self.depth.min(32);
+        let direct_lanes = self.depth.min(32);
         if self.choice == EngineChoice::Posix {
-            return Ok(Made { engine: posix(direct_threads)?, note: Some("the posix engine was chosen".into()) });
+            return Ok(posix(direct_lanes, Some("the posix engine was chosen".into())));
         }
         match Uring::new(u32::try_from(self.depth).unwrap_or(u32::MAX)) {
             Ok(engine) => Ok(Made { engine: Box::new(engine), note: None }),
             Err(refused) if self.choice == EngineChoice::Uring => {
                 Err(Error::new(ErrorKind::Unsupported, refused.to_string()).with_hint("let the engine be chosen: auto"))
             }
-            Err(refused) => Ok(Made { engine: posix(direct_threads)?, note: Some(refused.to_string().into()) }),
+            Err(refused) => Ok(posix(direct_lanes, Some(refused.to_string().into()))),
         }
     }
 }

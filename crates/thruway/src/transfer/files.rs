@@ -1,8 +1,9 @@
 //! The files of a transfer: opened when their turn comes, closed when the last request on them is done, never
 //! more at once than the process may have.
 
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::FileRef;
 use crate::base::{Error, ErrorKind, Extent, Result};
@@ -35,19 +36,29 @@ impl Drop for Permit {
 pub(super) struct OpenFiles<'a> {
     namespace: &'a dyn Namespace,
     permits: Arc<Permits>,
+    /// What is open now: lanes that work on one file share its descriptor.
+    open: Mutex<HashMap<Key, Weak<Counted>>>,
 }
+
+/// Which file of the transfer, and how it is open.
+type Key = (usize, Access, Source);
 
 impl<'a> OpenFiles<'a> {
     /// Half of the descriptors that are left may be used: others in the process need some too.
     pub(super) fn new(namespace: &'a dyn Namespace) -> Self {
         let left = crate::storage::open_files_left().unwrap_or(usize::MAX);
         let permits = Permits { free: Mutex::new((left / 2).clamp(1, OPEN_MAX)), returned: Condvar::new() };
-        Self { namespace, permits: Arc::new(permits) }
+        Self { namespace, permits: Arc::new(permits), open: Mutex::default() }
     }
 
-    /// Opens a file for requests on one storage side; `None` if no descriptor is to be had before one of the
+    /// Opens the transfer's file with this number for requests on one storage side; `None` if no descriptor is to be had before one of the
     /// caller's own is returned. A caller that holds none says so with `may_wait`.
-    pub(super) fn open(&self, file: &FileRef, access: Access, source: Source, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
+    pub(super) fn open(&self, number: usize, file: &FileRef, access: Access, source: Source, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
+        let key = (number, access, source);
+        let open = |map: &HashMap<Key, Weak<Counted>>| map.get(&key).and_then(Weak::upgrade);
+        if let Some(handle) = open(&self.map()) {
+            return Ok(Some(handle));
+        }
         let Some(permit) = self.permit(may_wait) else { return Ok(None) };
         let buffering = if source == Source::Drive { Buffering::Direct } else { Buffering::PageCache };
         let inner = match self.namespace.open(&file.path, access, buffering) {
@@ -59,7 +70,13 @@ impl<'a> OpenFiles<'a> {
         if let Some(expected) = file.expected {
             ensure_same(file, expected, inner.identity()?)?;
         }
-        Ok(Some(Arc::new(Counted { inner, _permit: permit })))
+        let handle = Arc::new(Counted { inner, _permit: permit });
+        self.map().insert(key, Arc::downgrade(&handle));
+        Ok(Some(handle))
+    }
+
+    fn map(&self) -> MutexGuard<'_, HashMap<Key, Weak<Counted>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn permit(&self, may_wait: bool) -> Option<Permit> {

@@ -1,4 +1,4 @@
-//! A lane: one thread that drives one engine through the chunks of one storage side.
+//! A lane: one thread that drives one engine through chunks of one storage side.
 //!
 //! ```text
 //! read   chunk ─► engine ─► slot ─copy─► memory        in `requests`, then in `arriving`
@@ -11,21 +11,47 @@
 //! that unknown, it is kept for ever.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::FileRef;
 use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{Chunk, Piece, Placement};
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::io::policy::{Path, PathPolicy, Source};
-use crate::io::{Completion, Direction, Engine, Request, Wait};
+use crate::io::{Completion, Direction, Engine, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
 use crate::storage::{Access, File};
 
-/// How many chunks may be on their way from a GPU into slots. Copying is faster than any drive, so these only need to
-/// cover the pause between two looks at them.
-const LEAVING_MAX: usize = 8;
+/// How many chunks of one lane may be on their way to or from a GPU when the lane is the only one. Copying is faster than
+/// any drive, so these only need to cover the pause between two looks at them.
+const COPYING_MAX_ALONE: usize = 16;
+/// The same for each of several lanes: while the CPU fills one slot the copy engine empties the other. More only spreads
+/// the ring over more memory than the caches hold.
+const COPYING_MAX_EACH: usize = 2;
+
+/// The chunks of one storage side, in file order, from which its lanes help themselves.
+pub(super) struct Queue {
+    chunks: Mutex<std::vec::IntoIter<Chunk>>,
+}
+
+impl Queue {
+    pub(super) fn new(chunks: Vec<Chunk>) -> Self {
+        Self { chunks: Mutex::new(chunks.into_iter()) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn take(&self) -> Option<Chunk> {
+        self.lock().next()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, std::vec::IntoIter<Chunk>> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A chunk under way.
 struct Flight {
@@ -37,11 +63,14 @@ struct Flight {
 pub(super) struct Lane<'a, 'b> {
     shared: &'a Shared<'b>,
     source: Source,
-    todo: std::iter::Peekable<std::vec::IntoIter<Chunk>>,
+    engine: Option<Pooled<'a>>,
+    queue: &'a Queue,
+    next: Option<Chunk>,
     requests: HashMap<usize, Flight>,
     arriving: VecDeque<(Fence, Flight)>,
     leaving: VecDeque<(Fence, Request, Flight)>,
     copies: Copies,
+    copying_max: usize,
     next_token: usize,
     current: Option<(usize, Access, Arc<dyn File>)>,
     note: Option<Arc<str>>,
@@ -49,28 +78,43 @@ pub(super) struct Lane<'a, 'b> {
 }
 
 impl<'a, 'b> Lane<'a, 'b> {
-    /// Carries out `chunks`, all of one storage side. Returns when nothing moves any more.
-    pub(super) fn run(shared: &'a Shared<'b>, source: Source, chunks: Vec<Chunk>) -> Result<Outcome> {
-        let stop = |_: &Error| shared.stop.store(true, Ordering::Relaxed);
-        let mut engine = shared.context.engines.take(source).inspect_err(stop)?;
-        let retries_before = engine.retries();
-        let mut lane = Self {
+    /// A lane that will take chunks of one storage side from `queue`.
+    pub(super) fn new(shared: &'a Shared<'b>, source: Source, engine: Pooled<'a>, queue: &'a Queue) -> Self {
+        let used_before = shared.context.copies.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self {
             shared,
             source,
-            todo: chunks.into_iter().peekable(),
+            queue,
+            next: None,
             requests: HashMap::new(),
             arriving: VecDeque::new(),
             leaving: VecDeque::new(),
-            copies: Copies::new(shared.context.gpu.clone()),
+            copies: used_before.unwrap_or_else(|| Copies::new(shared.context.gpu.clone())),
+            copying_max: if engine.capabilities().lanes > 1 { COPYING_MAX_EACH } else { COPYING_MAX_ALONE },
             next_token: 0,
             current: None,
             note: engine.note(),
+            engine: Some(engine),
             outcome: Outcome::default(),
+        }
+    }
+
+    /// Carries out chunks until none is left. Returns when nothing of this lane's moves any more.
+    pub(super) fn run(mut self) -> Result<Outcome> {
+        let Some(mut engine) = self.engine.take() else { return Ok(Outcome::default()) };
+        let retries_before = engine.retries();
+        let result = self.drive(&mut *engine);
+        let drained = if result.is_err() {
+            self.shared.stop.store(true, Ordering::Relaxed);
+            self.drain(&mut *engine)
+        } else {
+            Ok(())
         };
-        let result = lane.drive(&mut *engine).inspect_err(stop);
-        let drained = if result.is_err() { lane.drain(&mut *engine) } else { Ok(()) };
-        lane.outcome.retries = engine.retries() - retries_before;
-        result.and(drained).map(|()| lane.outcome)
+        self.outcome.retries = engine.retries() - retries_before;
+        if result.is_ok() {
+            self.shared.context.copies.lock().unwrap_or_else(PoisonError::into_inner).push(self.copies);
+        }
+        result.and(drained).map(|()| self.outcome)
     }
 
     /// Works until every chunk is done, or to the first failure.
@@ -98,6 +142,14 @@ impl<'a, 'b> Lane<'a, 'b> {
                 }
             }
         }
+    }
+
+    /// The chunk that is to be started next.
+    fn peek(&mut self) -> Option<&Chunk> {
+        if self.next.is_none() {
+            self.next = self.queue.take();
+        }
+        self.next.as_ref()
     }
 
     fn is_idle(&self) -> bool {
@@ -130,17 +182,17 @@ impl<'a, 'b> Lane<'a, 'b> {
     /// Starts chunks until the engine's queue, the ring or the descriptors are used up, or none is left.
     fn fill(&mut self, engine: &mut dyn Engine) -> Result<()> {
         let depth = engine.capabilities().depth;
-        while self.todo.peek().is_some() {
+        while self.peek().is_some() {
             if self.shared.options.cancel.is_cancelled() || self.shared.stop.load(Ordering::Relaxed) {
                 return Err(cancelled());
             }
-            if self.requests.len() + self.leaving.len() >= depth || self.leaving.len() >= LEAVING_MAX {
+            if self.requests.len() >= depth || self.leaving.len() + self.arriving.len() >= self.copying_max {
                 return Ok(());
             }
             let may_wait = self.is_idle();
             let Some(file) = self.file(may_wait)? else { return Ok(()) };
             let Some(slot) = self.slot(may_wait)? else { return Ok(()) };
-            let Some(chunk) = self.todo.next() else { return Ok(()) };
+            let Some(chunk) = self.next.take() else { return Ok(()) };
             self.start(engine, Flight { chunk, slot }, file)?;
         }
         self.current = None;
@@ -188,17 +240,19 @@ impl<'a, 'b> Lane<'a, 'b> {
 
     /// The next chunk's file, if a descriptor is to be had.
     fn file(&mut self, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
-        let Some(chunk) = self.todo.peek() else { return Ok(None) };
+        let source = self.source;
+        let Some(chunk) = self.peek() else { return Ok(None) };
+        let number = chunk.file;
         let access = if chunk.direction == Direction::Read { Access::Read } else { Access::Write };
         match &self.current {
-            Some((file, mode, handle)) if (*file, *mode) == (chunk.file, access) => return Ok(Some(Arc::clone(handle))),
+            Some((file, mode, handle)) if (*file, *mode) == (number, access) => return Ok(Some(Arc::clone(handle))),
             _ => self.current = None,
         }
-        let known = &self.shared.files[chunk.file];
+        let known = &self.shared.files[number];
         // The same file as was examined, or what the header said of it no longer holds.
         let expected = FileRef { path: known.file.path.clone(), expected: known.identity };
-        let Some(handle) = self.shared.open.open(&expected, access, self.source, may_wait)? else { return Ok(None) };
-        self.current = Some((chunk.file, access, Arc::clone(&handle)));
+        let Some(handle) = self.shared.open.open(number, &expected, access, source, may_wait)? else { return Ok(None) };
+        self.current = Some((number, access, Arc::clone(&handle)));
         Ok(Some(handle))
     }
 
@@ -206,7 +260,7 @@ impl<'a, 'b> Lane<'a, 'b> {
     #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
     fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
         let ring = &self.shared.context.ring;
-        match self.todo.peek().map(|chunk| &chunk.placement) {
+        match self.peek().map(|chunk| &chunk.placement) {
             Some(Placement::ThroughRing(_)) if may_wait => Ok(Some(Some(ring.take()?))),
             Some(Placement::ThroughRing(_)) => Ok(ring.try_take()?.map(Some)),
             _ => Ok(Some(None)),

@@ -1,18 +1,19 @@
 //! The pipeline: keeps engines, ring and copies busy at once.
 //!
-//! Each storage side that a transfer uses has a [lane](super::lane): one thread that drives one engine and the copies
-//! that go with it. There is no barrier between files. The first error stops all lanes; each then waits for what it has
+//! Each storage side that a transfer uses has one or several [lanes](super::lane): threads that each drive one engine and
+//! the copies that go with it, and that take their chunks from one queue. There is no barrier between files. The first error stops all lanes; each then waits for what it has
 //! under way, so that nothing moves any more when the caller hears of it.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
 
 use super::files::{OpenFiles, ensure_same};
-use super::lane::Lane;
+use super::lane::{Lane, Queue};
 use super::plan::{self, Chunk, Limits};
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
@@ -20,7 +21,7 @@ use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::cuda::Gpu;
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
 use crate::io::{Direction, EngineName, EnginePool};
-use crate::memory::{Region, Ring};
+use crate::memory::{Copies, Region, Ring};
 use crate::storage::{Access, Buffering, Identity, Namespace};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
@@ -34,6 +35,8 @@ pub struct TransferContext {
     pub ring: Ring,
     /// The GPU whose memory transfers may fill and drain.
     pub gpu: Option<Arc<Gpu>>,
+    /// Streams and events of earlier lanes, to be used again.
+    pub copies: Mutex<Vec<Copies>>,
     /// How requests are cut.
     pub limits: Limits,
 }
@@ -253,26 +256,59 @@ impl Outcome {
     }
 }
 
-/// Runs each storage side's chunks in a lane of its own. The last lane runs on the caller's thread.
+/// Runs the chunks of each storage side in as many lanes as its engine works best with. One lane runs on the caller's
+/// thread, so a small transfer starts none.
 fn run_lanes(shared: &Shared<'_>, chunks: Vec<Chunk>) -> Result<Outcome> {
     let (drive, cache): (Vec<Chunk>, Vec<Chunk>) = chunks.into_iter().partition(|chunk| chunk.source == Source::Drive);
-    let results = match (drive.is_empty(), cache.is_empty()) {
-        (true, true) => Vec::new(),
-        (false, true) => vec![Lane::run(shared, Source::Drive, drive)],
-        (true, false) => vec![Lane::run(shared, Source::PageCache, cache)],
-        (false, false) => std::thread::scope(|scope| {
-            let beside = scope.spawn(|| Lane::run(shared, Source::PageCache, cache));
-            let here = Lane::run(shared, Source::Drive, drive);
-            let there = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            vec![here, there]
-        }),
-    };
+    let sides = [(Source::Drive, drive), (Source::PageCache, cache)];
+    let sides: Vec<(Source, Queue)> =
+        sides.into_iter().filter(|(_, chunks)| !chunks.is_empty()).map(|(source, chunks)| (source, Queue::new(chunks))).collect();
+    let (mut firsts, mut others) = (Vec::new(), Vec::new());
+    for (source, queue) in &sides {
+        let engine = shared.context.engines.take(*source)?;
+        let lanes = engine.capabilities().lanes.min(queue.len());
+        firsts.push(Lane::new(shared, *source, engine, queue));
+        for _ in 1..lanes {
+            // More lanes are faster and not needed, so what cannot be had is done without.
+            let Ok(engine) = shared.context.engines.take(*source) else { break };
+            others.push(Lane::new(shared, *source, engine, queue));
+        }
+    }
+    let Some(here) = firsts.pop() else { return Ok(Outcome::default()) };
+    std::thread::scope(|scope| {
+        let (mut running, mut results) = (Vec::new(), Vec::new());
+        for lane in firsts {
+            match start(scope, lane) {
+                Ok(handle) => running.push(handle),
+                Err(source) => {
+                    shared.stop.store(true, Ordering::Relaxed);
+                    results.push(Err(Error::from_io("cannot start an I/O thread", source)));
+                }
+            }
+        }
+        running.extend(others.into_iter().map_while(|lane| start(scope, lane).ok()));
+        results.push(here.run());
+        results.extend(running.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))));
+        first_failure(results)
+    })
+}
+
+/// Runs a lane on a thread of its own.
+fn start<'scope, 'env, 'a: 'scope, 'b: 'scope>(
+    scope: &'scope Scope<'scope, 'env>,
+    lane: Lane<'a, 'b>,
+) -> std::io::Result<ScopedJoinHandle<'scope, Result<Outcome>>> {
+    std::thread::Builder::new().name("thruway-lane".to_owned()).spawn_scoped(scope, move || lane.run())
+}
+
+/// What all lanes did together, or the failure that stopped them.
+fn first_failure(results: Vec<Result<Outcome>>) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut first: Option<Error> = None;
     for result in results {
         match result {
             Ok(lane) => outcome.add(lane),
-            // A lane that was stopped by the other's failure says so only if there is nothing better to say.
+            // A lane that was stopped by another's failure says so only if there is nothing better to say.
             Err(error) if first.as_ref().is_none_or(|have| have.kind() == ErrorKind::Cancelled) => first = Some(error),
             Err(_) => {}
         }

@@ -57,7 +57,7 @@ impl Engine for InMemory {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { depth: self.depth, segments_max: 64, request_bytes_max: 1 << 30 }
+        Capabilities { depth: self.depth, lanes: 1, segments_max: 64, request_bytes_max: 1 << 30 }
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Box<Request>> {

@@ -141,7 +141,7 @@ impl Engine for Uring {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { depth: self.flights.len(), segments_max: IOV_MAX, request_bytes_max: RW_BYTES_MAX }
+        Capabilities { depth: self.flights.len(), lanes: 1, segments_max: IOV_MAX, request_bytes_max: RW_BYTES_MAX }
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Box<Request>> {
