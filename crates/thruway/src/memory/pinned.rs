@@ -5,6 +5,7 @@
 //! tensors. It is ordinary cached memory (never write-combined, which would be slow to read back), and it comes from
 //! our own mapping rather than from the driver's allocator, whose blocks begin anywhere and would not suit `O_DIRECT`.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use thruway_sys::cuda::CU_MEMHOSTREGISTER_PORTABLE;
@@ -18,7 +19,8 @@ use crate::cuda::Gpu;
 /// A registered block.
 #[derive(Debug)]
 struct PinnedBlock {
-    block: HostBlock,
+    /// Unmapped only once the driver has let go of it.
+    block: ManuallyDrop<HostBlock>,
     gpu: Arc<Gpu>,
 }
 
@@ -34,17 +36,21 @@ impl PinnedBlock {
                 .with("bytes", ByteSize(len as u64))
                 .with_hint("raise the limit of locked memory (`ulimit -l`), or lower THRUWAY_RING_SIZE")
         })?;
-        Ok(Self { block, gpu: Arc::clone(gpu) })
+        Ok(Self { block: ManuallyDrop::new(block), gpu: Arc::clone(gpu) })
     }
 }
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        // The driver waits here for all work of the context. If it fails, the context is gone and with it the pinning.
-        if let Ok(_current) = self.gpu.current() {
-            let pointer = self.block.address() as *mut std::ffi::c_void;
-            // SAFETY: registered by `new`, and no region of the block is left, so no copy over it is in flight.
-            let _context_gone = unsafe { (self.gpu.cuda().cuMemHostUnregister)(pointer) };
+        // The driver waits here for all work of the context. While it holds the pages, their addresses must not be given
+        // to anyone else, so if it does not let go, the mapping stays.
+        let Ok(_current) = self.gpu.current() else { return };
+        let pointer = self.block.address() as *mut std::ffi::c_void;
+        // SAFETY: registered by `new`, and no region of the block is left, so no copy over it is in flight.
+        let code = unsafe { (self.gpu.cuda().cuMemHostUnregister)(pointer) };
+        if self.gpu.driver().check(code, "cuMemHostUnregister").is_ok() {
+            // SAFETY: dropped once, here, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.block) }
         }
     }
 }
