@@ -145,8 +145,8 @@ class Suite:
             {"what": bar.what, "figure": figure, "unit": bar.unit, "bar": str(bar), "verdict": verdict, "note": note}
         )
 
-    def check(self, what: str, holds: bool, note: str = "") -> None:
-        self.add(what, verdict="PASS" if holds else "FAIL", note="" if holds else note)
+    def check(self, what: str, holds: bool, trouble: str = "", note: str = "") -> None:
+        self.add(what, verdict="PASS" if holds else "FAIL", note=note if holds else trouble)
 
     def write(self) -> None:
         text = json.dumps(

@@ -19,7 +19,14 @@ fn main() -> thruway::Result<()> {
         let opened = start.elapsed().as_secs_f64();
         let (tensors, receipt) = model.load(LoadOptions::all().path(policy))?;
         let loaded = start.elapsed().as_secs_f64() - opened;
-        println!("open {:.1} ms, load {:.1} ms, {:.2} GB/s; {} tensors; ring {} MiB", opened * 1e3, loaded * 1e3, receipt.bytes as f64 / loaded / 1e9, tensors.len(), session.ring_bytes() >> 20);
+        println!(
+            "open {:.1} ms, load {:.1} ms, {:.2} GB/s; {} tensors; ring {} MiB",
+            opened * 1e3,
+            loaded * 1e3,
+            receipt.bytes as f64 / loaded / 1e9,
+            tensors.len(),
+            session.ring_bytes() >> 20
+        );
         println!("{receipt}");
         let start = Instant::now();
         drop(tensors);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use thruway::io::{Direction, Engine};
+use thruway::io::{Direction, Engine, EngineName};
 
 use super::{Outcome, SlowFile, Subject, buffer, drain, filled, region, request, submit};
 use crate::random::Random;
@@ -17,20 +17,20 @@ pub(super) fn held_until_handed_back(subject: &Subject<'_>) -> Outcome {
     let before = Arc::strong_count(&file);
     subject.with_engine(|engine| {
         let mut target = buffer(5000);
-        let source = filled(vec![4; 10]);
         let read = region(&mut target, 5000);
         submit(engine, request(1, Direction::Read, &file, 0, vec![read]));
-        submit(engine, request(2, Direction::Write, &file, 0, vec![source.source(0..10).expect("free")]));
         // Whether the bytes have arrived already makes no difference: the completion was not taken.
         std::thread::sleep(Duration::from_millis(5));
         assert!(target.bytes().is_err(), "a buffer being filled cannot be looked at");
-        assert!(Arc::strong_count(&file) >= before + 2, "the engine holds the file");
-        let mut source = source;
-        assert!(source.bytes_mut().is_err(), "a buffer being written cannot be changed");
+        assert!(Arc::strong_count(&file) > before, "the engine holds the file");
         let done = drain(engine);
         assert!(target.bytes().is_err(), "a completion still holds its request");
         drop(done);
-        assert_eq!(target.bytes().expect("all claims are back")[10..], [3; 4990]);
+        assert_eq!(target.bytes().expect("all claims are back"), [3; 5000]);
+        let mut source = filled(vec![4; 10]);
+        submit(engine, request(2, Direction::Write, &file, 0, vec![source.source(0..10).expect("free")]));
+        assert!(source.bytes_mut().is_err(), "a buffer being written cannot be changed");
+        drop(drain(engine));
         assert!(source.bytes_mut().is_ok());
         assert_eq!(Arc::strong_count(&file), before, "and the file");
     });
@@ -41,6 +41,9 @@ pub(super) fn dropping_waits_for_a_slow_request(subject: &Subject<'_>) -> Outcom
     let Some(SlowFile { file, release }) = subject.files.slow((subject.make)().name()) else {
         return Outcome::Skipped("nothing is slow in memory");
     };
+    if (subject.make)().name() == EngineName::Posix {
+        return Outcome::Skipped("it works only inside `complete`, so a drop finds nothing under way");
+    }
     let mut target = buffer(SlowFile::BYTES);
     let part = region(&mut target, SlowFile::BYTES);
     let released = Arc::new(AtomicBool::new(false));

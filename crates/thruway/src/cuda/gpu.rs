@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::sync::Arc;
 
-use thruway_sys::cuda::{CUcontext, CUdevice, Cuda};
+use thruway_sys::cuda::{CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, Cuda};
 
 use super::driver::Driver;
 use crate::base::{Error, ErrorKind, Result};
@@ -100,11 +100,78 @@ impl Gpu {
         Ok(Current { gpu: self, not_send: std::marker::PhantomData })
     }
 
-    pub(crate) fn cuda(&self) -> &Cuda {
+    /// Allocates `len` bytes of its memory, not zeroed, and gives their address. Whoever takes it frees it.
+    pub(crate) fn allocate(&self, len: usize) -> Result<u64> {
+        let _current = self.current()?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a local that lives through the call, and a context is current.
+        let code = unsafe { (self.cuda().cuMemAlloc_v2)(&raw mut address, len) };
+        self.driver.check(code, "cuMemAlloc")?;
+        Ok(address)
+    }
+
+    /// Frees what [`allocate`](Self::allocate) gave. The driver waits here for all work of the context.
+    ///
+    /// # Safety
+    /// Nothing uses the memory any more.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails: the context is gone, and the memory with it.
+    pub(crate) unsafe fn free(&self, address: u64) -> Result<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.cuda().cuMemFree_v2)(address) };
+        self.driver.check(code, "cuMemFree")
+    }
+
+    /// Pins host memory for the copy engines of every GPU of this process.
+    ///
+    /// # Safety
+    /// The range is mapped, and stays so until [`unpin`](Self::unpin) has succeeded.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) or [`OutOfMemory`](ErrorKind::OutOfMemory) if the driver refuses.
+    pub(crate) unsafe fn pin(&self, address: usize, len: usize) -> Result<()> {
+        let _current = self.current()?;
+        let pointer = address as *mut std::ffi::c_void;
+        // SAFETY: the caller's promise; a context is current.
+        let code = unsafe { (self.cuda().cuMemHostRegister_v2)(pointer, len, CU_MEMHOSTREGISTER_PORTABLE) };
+        self.driver.check(code, "cuMemHostRegister")
+    }
+
+    /// Lets go of pinned memory. The driver waits here for all work of the context.
+    ///
+    /// # Safety
+    /// No copy over the range is in flight.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails; it may then still hold the pages.
+    pub(crate) unsafe fn unpin(&self, address: usize) -> Result<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.cuda().cuMemHostUnregister)(address as *mut std::ffi::c_void) };
+        self.driver.check(code, "cuMemHostUnregister")
+    }
+
+    /// Copies from GPU memory to the host and waits for it.
+    ///
+    /// # Safety
+    /// The `target.len()` bytes from `from` are valid GPU memory that nothing writes meanwhile.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub(crate) unsafe fn copy_to_host(&self, target: &mut [u8], from: u64) -> Result<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's promise for the source; the target is exclusively borrowed through this synchronous call.
+        let code = unsafe { (self.cuda().cuMemcpyDtoH_v2)(target.as_mut_ptr().cast(), from, target.len()) };
+        self.driver.check(code, "cuMemcpyDtoH")
+    }
+
+    pub(super) fn cuda(&self) -> &Cuda {
         &self.driver.cuda
     }
 
-    pub(crate) fn driver(&self) -> &Driver {
+    pub(super) fn driver(&self) -> &Driver {
         &self.driver
     }
 }

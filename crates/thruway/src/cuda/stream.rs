@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thruway_sys::cuda::{CU_STREAM_NON_BLOCKING, CUdeviceptr, CUstream};
+use thruway_sys::cuda::{CU_STREAM_NON_BLOCKING, CUstream};
 
 use super::event::Event;
 use super::gpu::Gpu;
@@ -46,7 +46,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Gpu`](crate::ErrorKind::Gpu) if the driver refuses; then nothing was queued.
-    pub unsafe fn copy_to_gpu(&self, to: CUdeviceptr, from: *const u8, bytes: usize) -> Result<()> {
+    pub unsafe fn copy_to_gpu(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.gpu.cuda().cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, self.handle) };
         self.gpu.driver().check(code, "cuMemcpyHtoDAsync")
@@ -59,7 +59,7 @@ impl Stream {
     ///
     /// # Errors
     /// As there.
-    pub unsafe fn copy_to_host(&self, to: *mut u8, from: CUdeviceptr, bytes: usize) -> Result<()> {
+    pub unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.gpu.cuda().cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, self.handle) };
         self.gpu.driver().check(code, "cuMemcpyDtoHAsync")

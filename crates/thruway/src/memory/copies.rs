@@ -5,8 +5,6 @@
 
 use std::sync::Arc;
 
-use thruway_sys::cuda::CUdeviceptr;
-
 use super::MemoryKind;
 use super::region::Region;
 use crate::base::{Error, ErrorKind, Result};
@@ -54,12 +52,12 @@ impl Copies {
                 let stream = self.stream(ordinal)?;
                 // SAFETY: both regions are claims on live blocks of their lengths; the caller keeps them until a fence
                 // is done, and no one else uses them while the claims live.
-                unsafe { stream.copy_to_gpu(to.address() as CUdeviceptr, from.address() as *const u8, from.len())? };
+                unsafe { stream.copy_to_gpu(to.address() as u64, from.address() as *const u8, from.len())? };
             }
             (MemoryKind::Gpu(ordinal), to_kind) if to_kind.is_host_accessible() => {
                 let stream = self.stream(ordinal)?;
                 // SAFETY: as above.
-                unsafe { stream.copy_to_host(to.address() as *mut u8, from.address() as CUdeviceptr, from.len())? };
+                unsafe { stream.copy_to_host(to.address() as *mut u8, from.address() as u64, from.len())? };
             }
             (from_kind, to_kind) => {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("no copy from {from_kind:?} to {to_kind:?} memory")));

@@ -5,8 +5,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use thruway_sys::cuda::CUdeviceptr;
-
 use super::region::{Access, Claims, Region};
 use super::{Memory, MemoryKind};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
@@ -23,7 +21,7 @@ enum Owner {
 /// A stretch of GPU memory.
 struct GpuBlock {
     gpu: Arc<Gpu>,
-    address: CUdeviceptr,
+    address: u64,
     len: usize,
     owner: Owner,
     claims: Claims,
@@ -57,13 +55,10 @@ unsafe impl Memory for GpuBlock {
 
 impl Drop for GpuBlock {
     fn drop(&mut self) {
-        if let Owner::Owned = self.owner
-            && self.len > 0
-            && let Ok(_current) = self.gpu.current()
-        {
-            // SAFETY: allocated by `GpuBuffer::new`, and no region of the block is left. If the call fails, the context
-            // is gone and with it the memory.
-            let _context_gone = unsafe { (self.gpu.cuda().cuMemFree_v2)(self.address) };
+        if matches!(self.owner, Owner::Owned) && self.len > 0 {
+            // SAFETY: allocated by `GpuBuffer::new`, and no region of the block is left. If the call fails, the context is
+            // gone and with it the memory, so there is nothing left to do.
+            drop(unsafe { self.gpu.free(self.address) });
         }
     }
 }
@@ -82,10 +77,7 @@ impl GpuBuffer {
     pub fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
         let mut address = 0;
         if len > 0 {
-            let _current = gpu.current()?;
-            // SAFETY: the pointer is to a local that lives through the call, and a context is current.
-            let code = unsafe { (gpu.cuda().cuMemAlloc_v2)(&raw mut address, len) };
-            gpu.driver().check(code, "cuMemAlloc").map_err(|error| {
+            address = gpu.allocate(len).map_err(|error| {
                 let error = error.with("device", format_args!("cuda:{}", gpu.ordinal())).with("bytes", ByteSize(len as u64));
                 match gpu.free_bytes() {
                     Ok(free) => error.with("free", ByteSize(free)),
@@ -164,12 +156,8 @@ impl GpuBuffer {
         if target.is_empty() {
             return Ok(());
         }
-        let gpu = &self.block.gpu;
-        let _current = gpu.current()?;
-        let from = source.address() as CUdeviceptr;
-        // SAFETY: both ranges are valid for the length, claimed or borrowed, through this synchronous call.
-        let code = unsafe { (gpu.cuda().cuMemcpyDtoH_v2)(target.as_mut_ptr().cast(), from, target.len()) };
-        gpu.driver().check(code, "cuMemcpyDtoH")
+        // SAFETY: the source is claimed for the length through this synchronous call.
+        unsafe { self.block.gpu.copy_to_host(target, source.address() as u64) }
     }
 }
 

@@ -8,8 +8,6 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use thruway_sys::cuda::CU_MEMHOSTREGISTER_PORTABLE;
-
 use super::host::HostBlock;
 use super::region::Claims;
 use super::{Memory, MemoryKind, SlabSource};
@@ -27,11 +25,9 @@ struct PinnedBlock {
 impl PinnedBlock {
     fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
         let block = HostBlock::map(len)?;
-        let _current = gpu.current()?;
-        let pointer = block.address() as *mut std::ffi::c_void;
-        // SAFETY: the range is a mapping of our own that lives as long as this value, which unregisters it first.
-        let code = unsafe { (gpu.cuda().cuMemHostRegister_v2)(pointer, len, CU_MEMHOSTREGISTER_PORTABLE) };
-        gpu.driver().check(code, "cuMemHostRegister").map_err(|error: Error| {
+        // SAFETY: the range is a mapping of our own, which is unmapped only once it is unpinned.
+        let pinned = unsafe { gpu.pin(block.address(), len) };
+        pinned.map_err(|error: Error| {
             error
                 .with("bytes", ByteSize(len as u64))
                 .with_hint("raise the limit of locked memory (`ulimit -l`), or lower THRUWAY_RING_SIZE")
@@ -42,13 +38,10 @@ impl PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        // The driver waits here for all work of the context. While it holds the pages, their addresses must not be given
-        // to anyone else, so if it does not let go, the mapping stays.
-        let Ok(_current) = self.gpu.current() else { return };
-        let pointer = self.block.address() as *mut std::ffi::c_void;
-        // SAFETY: registered by `new`, and no region of the block is left, so no copy over it is in flight.
-        let code = unsafe { (self.gpu.cuda().cuMemHostUnregister)(pointer) };
-        if self.gpu.driver().check(code, "cuMemHostUnregister").is_ok() {
+        // While the driver holds the pages, their addresses must not be given to anyone else, so if it does not let go,
+        // the mapping stays.
+        // SAFETY: no region of the block is left, so no copy over it is in flight.
+        if unsafe { self.gpu.unpin(self.block.address()) }.is_ok() {
             // SAFETY: dropped once, here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.block) }
         }

@@ -53,7 +53,14 @@ impl<'a> OpenFiles<'a> {
 
     /// Opens the transfer's file with this number for requests on one storage side; `None` if no descriptor is to be had before one of the
     /// caller's own is returned. A caller that holds none says so with `may_wait`.
-    pub(super) fn open(&self, number: usize, file: &FileRef, access: Access, source: Source, may_wait: bool) -> Result<Option<Arc<dyn File>>> {
+    pub(super) fn open(
+        &self,
+        number: usize,
+        file: &FileRef,
+        access: Access,
+        source: Source,
+        may_wait: bool,
+    ) -> Result<Option<Arc<dyn File>>> {
         let key = (number, access, source);
         let open = |map: &HashMap<Key, Weak<Counted>>| map.get(&key).and_then(Weak::upgrade);
         if let Some(handle) = open(&self.map()) {
