@@ -6,6 +6,7 @@ a request is under way.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -128,6 +129,46 @@ def evict(paths: Sequence[Path]) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a file the page cache holds. The kernel tells the truth to whoever may write the file."""
+    length = path.stat().st_size
+    if length == 0:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Mapping a file reads nothing of it.
+        address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"cannot map {path}")
+    try:
+        pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
+        if libc.mincore(address, length, pages) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot ask what the page cache holds of {path}")
+        return min(sum(page & 1 for page in pages.raw) * mmap.PAGESIZE, length)
+    finally:
+        libc.munmap(address, length)
+
+
+def evict_wholly(paths: Sequence[Path], attempts: int = 5) -> int:
+    """Evicts until nothing is left, and gives what is left all the same."""
+    left = -1
+    for _ in range(attempts):
+        evict(paths)
+        left = sum(map(resident_bytes, paths))
+        if left == 0:
+            break
+        # Another reader, or the kernel's own batches, may keep a page for a moment.
+        time.sleep(0.1)
+    return left
 
 
 def warm(paths: Sequence[Path]) -> None:
