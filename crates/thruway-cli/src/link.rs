@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use thruway::cuda::Gpu;
-use thruway::memory::{Copies, PinnedSlabs, Ring, RingSettings, Slot};
+use thruway::memory::{Copies, CopyStreams, PinnedSlabs, Ring, RingSettings, Slot};
 use thruway::{GpuBuffer, Result};
 
 use crate::measure::{Limit, limit, median, to_usize};
@@ -78,7 +78,7 @@ pub(crate) fn limits(gpu: &Arc<Gpu>, bytes: u64, repeat: u32) -> Result<Vec<Limi
     let settings = RingSettings { slot_bytes: SLOT_BYTES, slots_per_slab: 1, bytes_max: 2 * SLOTS * SLOT_BYTES };
     let ring = Ring::with_source(settings, Box::new(PinnedSlabs::new(Arc::clone(gpu))));
     let (mut there, mut back) = (End::new(gpu, &ring)?, End::new(gpu, &ring)?);
-    let mut copies = Copies::new(Some(Arc::clone(gpu)));
+    let mut copies = Copies::new(Some(CopyStreams::new(gpu)?));
     let mut one_way = |end: &mut End, way, bytes: usize, chunk| -> Result<f64> {
         // The first pass touches what was never touched.
         end.run(&mut copies, way, SLOTS * SLOT_BYTES.min(bytes), chunk)?;
@@ -112,7 +112,7 @@ pub(crate) fn limits(gpu: &Arc<Gpu>, bytes: u64, repeat: u32) -> Result<Vec<Limi
 fn both_ways(gpu: &Arc<Gpu>, there: &mut End, back: &mut End, bytes: usize) -> Result<f64> {
     let start = Barrier::new(2);
     let lane = |end: &mut End, way| {
-        let mut copies = Copies::new(Some(Arc::clone(gpu)));
+        let mut copies = Copies::new(Some(CopyStreams::new(gpu)?));
         // Makes the stream, before the clock runs.
         let ready = end.run(&mut copies, way, SLOT_BYTES, SLOT_BYTES);
         start.wait();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thruway::cuda::Gpu;
 use thruway::format::safetensors::Dtype;
-use thruway::memory::Copies;
+use thruway::memory::{Copies, CopyStreams};
 use thruway::{Alignment, Buffer, Error, ErrorKind, GpuBuffer, HostBuffer, Result, Source};
 
 use crate::measure::{processors, to_usize};
@@ -63,7 +63,7 @@ impl Synthetic {
     /// [`OutOfMemory`](thruway::ErrorKind::OutOfMemory) if the GPU has too little, and whatever its driver reports.
     pub(crate) fn into_gpu(self, gpu: &Arc<Gpu>) -> Result<Self> {
         let mut buffer = GpuBuffer::new(gpu, self.buffer.len())?;
-        let mut copies = Copies::new(Some(Arc::clone(gpu)));
+        let mut copies = Copies::new(Some(CopyStreams::new(gpu)?));
         let queued = copies.copy(&self.buffer.source(0..self.buffer.len())?, &buffer.region(0..buffer.len())?);
         copies.drain()?;
         queued?;

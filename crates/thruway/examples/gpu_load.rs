@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use thruway::memory::Copies;
+use thruway::memory::{Copies, CopyStreams};
 use thruway::{Device, GpuBuffer, LoadOptions, PathPolicy, Session};
 
 fn main() -> thruway::Result<()> {
@@ -47,7 +47,7 @@ fn limit(session: &Session) -> thruway::Result<()> {
     for mib in [1, 4, 16] {
         let mut best = f64::MAX;
         for _ in 0..3 {
-            let mut copies = Copies::new(Some(std::sync::Arc::clone(gpu)));
+            let mut copies = Copies::new(Some(CopyStreams::new(gpu)?));
             let start = Instant::now();
             let each = mib << 20;
             for number in 0..(4_usize << 30) / each {

@@ -8,7 +8,7 @@ use crate::base::settings::{self, Settings};
 use crate::cuda::Gpu;
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
-use crate::memory::{Device, PinnedSlabs, Ring, RingSettings};
+use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, Model, SaveOptions, Source};
 use crate::storage::{Namespace, OsNamespace};
 use crate::telemetry::{Counters, Snapshot};
@@ -88,7 +88,7 @@ impl Session {
 
     /// The GPU that this session uses, if it uses one.
     pub fn gpu(&self) -> Option<&Arc<Gpu>> {
-        self.context.gpu.as_ref()
+        self.context.streams.as_ref().map(|streams| streams.gpu())
     }
 
     /// The path that loads and saves take unless told otherwise.
@@ -159,11 +159,12 @@ impl SessionBuilder {
         let settings = self.settings.map_or_else(Settings::from_env, Ok)?;
         let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
+        let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
         let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
         let Settings { engine, queue_depth, threads, chunk_bytes, ring_bytes } = settings;
         let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
         let counters = Arc::new(Counters::default());
-        let slots_per_slab = (ring_bytes / chunk_bytes.max(1)).clamp(1, 4);
+        let slots_per_slab = (ring_bytes / chunk_bytes.max(1)).clamp(1, 2);
         let ring_settings = RingSettings { slot_bytes: chunk_bytes, slots_per_slab, bytes_max: ring_bytes };
         let ring = match &gpu {
             Some(gpu) => Ring::with_source(ring_settings, Box::new(PinnedSlabs::new(Arc::clone(gpu)))),
@@ -171,7 +172,7 @@ impl SessionBuilder {
         };
         let limits = Limits { chunk_bytes: chunk_bytes as u64, ..Limits::default() };
         let engines = EnginePool::new(engines, Arc::clone(&counters));
-        let context = TransferContext { namespace: self.namespace, engines, ring, gpu, copies: Mutex::default(), limits };
+        let context = TransferContext { namespace: self.namespace, engines, ring, streams, copies: Mutex::default(), limits };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thruway_sys::cuda::{CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, Cuda};
 
 use super::driver::Driver;
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{ByteSize, Error, ErrorKind, Result};
 
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +87,22 @@ impl Gpu {
         let code = unsafe { (self.cuda().cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
         self.driver.check(code, "cuMemGetInfo")?;
         Ok(free as u64)
+    }
+
+    /// Refuses an allocation for which the GPU has no room now.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory), with both numbers.
+    pub fn ensure_bytes(&self, bytes: u64) -> Result<()> {
+        let free = self.free_bytes()?;
+        if bytes <= free {
+            return Ok(());
+        }
+        let (needed, have) = (ByteSize(bytes), ByteSize(free));
+        Err(Error::new(ErrorKind::OutOfMemory, format!("this needs {needed} of GPU memory and {have} are free"))
+            .with("device", format_args!("cuda:{}", self.ordinal))
+            .with("free", have)
+            .with_hint("free GPU memory (`nvidia-smi` shows who holds it), or load fewer tensors at a time"))
     }
 
     /// Makes the context current on this thread until the value is dropped, then puts back what was.

@@ -18,6 +18,8 @@ pub struct Stream {
 
 // SAFETY: a stream handle may be used from any thread; the driver does its own locking.
 unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     /// A new stream.

@@ -1,7 +1,11 @@
 //! The second hop: copies between slots of the ring and the memory that was asked for.
 //!
-//! To and from host memory a copy is done when the call returns. To and from a GPU it is queued on a stream of the
-//! lane's own and done when a [`Fence`] says so; until then slot and region must be kept.
+//! To and from host memory a copy is done when the call returns. To and from a GPU it is queued on a stream and done when
+//! a [`Fence`] says so; until then the fence holds both regions, so neither is freed under the copy engine.
+//!
+//! All lanes of a session queue their copies on the same two streams, one for each direction. A GPU has one copy engine
+//! for each, and changing from stream to stream leaves it idle for about 10 µs: on an H200, copies of 4 MiB ran at 53 GB/s
+//! on one stream and at 47 on twelve.
 
 use std::sync::Arc;
 
@@ -10,116 +14,178 @@ use super::region::Region;
 use crate::base::{Error, ErrorKind, Result};
 use crate::cuda::{Event, Events, Gpu, Stream};
 
+/// The streams on which a session's copies run.
+#[derive(Debug)]
+pub struct CopyStreams {
+    gpu: Arc<Gpu>,
+    to_gpu: Stream,
+    to_host: Stream,
+}
+
+impl CopyStreams {
+    /// Streams of this GPU.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { gpu: Arc::clone(gpu), to_gpu: Stream::new(gpu)?, to_host: Stream::new(gpu)? }))
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+}
+
 /// The copies of one lane.
 #[derive(Debug)]
 pub struct Copies {
-    gpu: Option<Arc<Gpu>>,
-    stream: Option<Stream>,
+    streams: Option<Arc<CopyStreams>>,
     events: Events,
-    /// Whether copies were queued since the last fence.
-    queued: bool,
+    /// What was queued since the last fence, in each direction.
+    to_gpu: Vec<(Region, Region)>,
+    to_host: Vec<(Region, Region)>,
 }
 
-/// A point after some copies.
-#[derive(Debug)]
-pub enum Fence {
-    /// They are done.
-    Done,
-    /// They are done when the event is.
-    Event(Event),
+/// A point after some copies. Dropped early, it waits for them.
+#[derive(Debug, Default)]
+pub struct Fence {
+    pending: Vec<(Event, Vec<(Region, Region)>)>,
+}
+
+impl Fence {
+    /// Whether there was nothing to wait for when it was made.
+    pub fn is_trivial(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Whether its copies are done.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if one of them failed.
+    pub fn is_done(&self) -> Result<bool> {
+        for (event, _) in &self.pending {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        for (event, regions) in self.pending.drain(..) {
+            if event.wait().is_err() {
+                keep_for_ever(regions);
+            }
+        }
+    }
+}
+
+/// For regions of which nobody knows whether the copy engine still uses them: leaking is the only safe thing left.
+fn keep_for_ever(regions: Vec<(Region, Region)>) {
+    Box::leak(Box::new(regions));
 }
 
 impl Copies {
-    /// Copies for a lane; those that involve a GPU go through this one's context.
-    pub fn new(gpu: Option<Arc<Gpu>>) -> Self {
-        Self { gpu, stream: None, events: Events::default(), queued: false }
+    /// Copies for a lane; those that involve a GPU go through these streams.
+    pub fn new(streams: Option<Arc<CopyStreams>>) -> Self {
+        Self { streams, events: Events::default(), to_gpu: Vec::new(), to_host: Vec::new() }
     }
 
-    /// Copies, or queues a copy of, the whole of `from` to the start of `to`. Both must live until a fence made
-    /// afterwards is done.
+    /// Copies, or queues a copy of, the whole of `from` to the start of `to`. What was queued is done when a fence made
+    /// afterwards is.
     ///
     /// # Errors
     /// [`Gpu`](ErrorKind::Gpu) if the driver refuses, [`InvalidInput`](ErrorKind::InvalidInput) for memory of another
-    /// GPU than this lane's.
+    /// GPU than this lane's, or a destination that is too short or read-only.
     pub fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
-        assert!(from.len() <= to.len(), "a copy of {} bytes into {}", from.len(), to.len());
+        if from.len() > to.len() || to.access() != super::Access::Writable {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("no copy of {} bytes into {to:?}", from.len())));
+        }
         match (from.kind(), to.kind()) {
-            (from_kind, to_kind) if from_kind.is_host_accessible() && to_kind.is_host_accessible() => {
-                to.copy_from_region(from);
-                return Ok(());
-            }
+            (from_kind, to_kind) if from_kind.is_host_accessible() && to_kind.is_host_accessible() => to.copy_from_region(from),
             (from_kind, MemoryKind::Gpu(ordinal)) if from_kind.is_host_accessible() => {
-                let stream = self.stream(ordinal)?;
-                // SAFETY: both regions are claims on live blocks of their lengths; the caller keeps them until a fence
-                // is done, and no one else uses them while the claims live.
-                unsafe { stream.copy_to_gpu(to.address() as u64, from.address() as *const u8, from.len())? };
+                let streams = self.streams(ordinal)?;
+                // SAFETY: both regions are claims on live blocks of their lengths. Copies of them are kept until a fence is
+                // done, and no one else uses the memory while claims live.
+                unsafe { streams.to_gpu.copy_to_gpu(to.address() as u64, from.address() as *const u8, from.len())? };
+                self.to_gpu.push((from.clone(), to.clone()));
             }
             (MemoryKind::Gpu(ordinal), to_kind) if to_kind.is_host_accessible() => {
-                let stream = self.stream(ordinal)?;
+                let streams = self.streams(ordinal)?;
                 // SAFETY: as above.
-                unsafe { stream.copy_to_host(to.address() as *mut u8, from.address() as u64, from.len())? };
+                unsafe { streams.to_host.copy_to_host(to.address() as *mut u8, from.address() as u64, from.len())? };
+                self.to_host.push((from.clone(), to.clone()));
             }
             (from_kind, to_kind) => {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("no copy from {from_kind:?} to {to_kind:?} memory")));
             }
         }
-        self.queued = true;
         Ok(())
     }
 
     /// The point after all copies so far.
     ///
     /// # Errors
-    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails; the copies are then waited for when this value is dropped.
     pub fn fence(&mut self) -> Result<Fence> {
-        let (Some(gpu), Some(stream), true) = (&self.gpu, &self.stream, self.queued) else { return Ok(Fence::Done) };
-        let event = self.events.take(gpu)?;
-        stream.record(&event)?;
-        self.queued = false;
-        Ok(Fence::Event(event))
-    }
-
-    /// Whether what a fence stands for is done.
-    ///
-    /// # Errors
-    /// [`Gpu`](ErrorKind::Gpu) if one of its copies failed.
-    pub fn is_done(&self, fence: &Fence) -> Result<bool> {
-        match fence {
-            Fence::Done => Ok(true),
-            Fence::Event(event) => event.is_done(),
+        let mut fence = Fence::default();
+        let Some(streams) = &self.streams else { return Ok(fence) };
+        for (stream, queued) in [(&streams.to_gpu, &mut self.to_gpu), (&streams.to_host, &mut self.to_host)] {
+            if !queued.is_empty() {
+                let event = self.events.take(&streams.gpu)?;
+                stream.record(&event)?;
+                fence.pending.push((event, std::mem::take(queued)));
+            }
         }
+        Ok(fence)
     }
 
     /// Waits for a fence and takes it back.
     ///
     /// # Errors
     /// [`Gpu`](ErrorKind::Gpu) if one of its copies failed.
-    pub fn wait(&mut self, fence: Fence) -> Result<()> {
-        if let Fence::Event(event) = fence {
-            event.wait()?;
+    pub fn wait(&mut self, mut fence: Fence) -> Result<()> {
+        while let Some((event, regions)) = fence.pending.pop() {
+            if let Err(error) = event.wait() {
+                keep_for_ever(regions);
+                return Err(error);
+            }
             self.events.give_back(event);
         }
         Ok(())
     }
 
-    /// Waits for everything that was queued.
+    /// Waits for everything that was queued on the streams, this lane's and others'.
     ///
     /// # Errors
-    /// [`Gpu`](ErrorKind::Gpu) if the driver fails. Then nothing is known of the copies, and their memory must never be
-    /// freed.
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails. Then nothing is known of the copies, and their regions are kept for ever.
     pub fn drain(&mut self) -> Result<()> {
-        self.queued = false;
-        self.stream.as_ref().map_or(Ok(()), Stream::synchronize)
+        let Some(streams) = &self.streams else { return Ok(()) };
+        let waited = streams.to_gpu.synchronize().and(streams.to_host.synchronize());
+        let regions = [std::mem::take(&mut self.to_gpu), std::mem::take(&mut self.to_host)].concat();
+        if waited.is_err() {
+            keep_for_ever(regions);
+        }
+        waited
     }
 
-    fn stream(&mut self, ordinal: u32) -> Result<&Stream> {
-        let Some(gpu) = self.gpu.as_ref().filter(|gpu| gpu.ordinal() == ordinal) else {
-            return Err(Error::new(ErrorKind::InvalidInput, format!("memory of cuda:{ordinal} in a session of another device"))
-                .with_hint("use a session built for that device"));
-        };
-        match &mut self.stream {
-            Some(stream) => Ok(stream),
-            none => Ok(none.insert(Stream::new(gpu)?)),
+    fn streams(&self, ordinal: u32) -> Result<&CopyStreams> {
+        match &self.streams {
+            Some(streams) if streams.gpu.ordinal() == ordinal => Ok(streams),
+            _ => Err(Error::new(ErrorKind::InvalidInput, format!("memory of cuda:{ordinal} in a session of another device"))
+                .with_hint("use a session built for that device")),
+        }
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        if !(self.to_gpu.is_empty() && self.to_host.is_empty()) {
+            // What cannot be waited for is kept for ever; a drop has nobody to tell.
+            drop(self.drain());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Memory that transfers read from and write to.
 //!
-//! A *block* ([`Memory`]) is one stretch of memory with one owner: host memory here, pinned and GPU memory
-//! beside it later, each kind in its own file. A [`Region`] is a byte range of a block, and a *claim* on it:
+//! A *block* ([`Memory`]) is one stretch of memory with one owner: host memory, pinned host memory or GPU memory, each
+//! kind in its own file. A [`Region`] is a byte range of a block, and a *claim* on it:
 //!
 //! ```text
 //! HostBuffer ──region(&mut self)──► Region (writable claim) ──► engine, kernel, copy engine
@@ -20,7 +20,7 @@ mod pinned;
 mod region;
 mod ring;
 
-pub use copies::{Copies, Fence};
+pub use copies::{Copies, CopyStreams, Fence};
 pub use gpu::GpuBuffer;
 pub(crate) use host::HostBlock;
 pub use host::HostBuffer;

@@ -23,9 +23,9 @@ pub struct RingSettings {
 }
 
 impl Default for RingSettings {
-    /// Slots of 4 MiB (a PCIe copy engine reaches 0.96 of its limit there), slabs of 16 MiB, 256 MiB in all.
+    /// Slots of 4 MiB (a PCIe copy engine reaches 0.96 of its limit there), slabs of 8 MiB, 256 MiB in all.
     fn default() -> Self {
-        Self { slot_bytes: 4 << 20, slots_per_slab: 4, bytes_max: 256 << 20 }
+        Self { slot_bytes: 4 << 20, slots_per_slab: 2, bytes_max: 256 << 20 }
     }
 }
 
@@ -47,6 +47,8 @@ struct Shared {
 struct State {
     free: Vec<Place>,
     slabs: Vec<Arc<dyn Memory>>,
+    /// How many slabs are being made.
+    growing: usize,
 }
 
 /// Where a slot lies: its slab, and its byte offset there.
@@ -91,8 +93,7 @@ impl Ring {
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the first slab cannot be allocated. A later slab that
     /// cannot be had is no error: the ring goes on with the slots that it has.
     pub fn try_take(&self) -> Result<Option<Slot>> {
-        let mut state = self.shared.lock();
-        self.pop_or_grow(&mut state)
+        self.pop_or_grow()
     }
 
     /// A free slot; waits for one if all are in use. Only for callers that hold no slot themselves: two that
@@ -101,44 +102,61 @@ impl Ring {
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the first slab cannot be allocated.
     pub fn take(&self) -> Result<Slot> {
-        let mut state = self.shared.lock();
         loop {
-            if let Some(slot) = self.pop_or_grow(&mut state)? {
+            if let Some(slot) = self.pop_or_grow()? {
                 return Ok(slot);
             }
-            state = self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let state = self.shared.lock();
+            // A slot may have come back between the look and the lock, and its bell with it.
+            if state.free.is_empty() && state.slabs.len() + state.growing > 0 {
+                drop(self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner));
+            }
         }
     }
 
-    fn pop_or_grow(&self, state: &mut State) -> Result<Option<Slot>> {
-        if state.free.is_empty() {
-            self.grow(state)?;
-        }
+    fn pop(&self, state: &mut State) -> Result<Option<Slot>> {
         let Some(place) = state.free.pop() else { return Ok(None) };
         let range = place.start..place.start + self.shared.settings.slot_bytes;
         let region = Region::claim(Arc::clone(&place.slab), range, Access::Writable)?;
         Ok(Some(Slot { region: Some(region), place, shared: Arc::clone(&self.shared) }))
     }
 
-    fn grow(&self, state: &mut State) -> Result<()> {
+    /// A free slot, or one of a new slab; `None` if the ring may not grow. Slabs are made outside the lock, so that several
+    /// lanes make theirs at once and the others go on meanwhile.
+    fn pop_or_grow(&self) -> Result<Option<Slot>> {
         let RingSettings { slot_bytes, slots_per_slab, bytes_max } = self.shared.settings;
         let slab_bytes = slot_bytes.saturating_mul(slots_per_slab);
-        if slot_bytes == 0 || slots_per_slab == 0 {
+        if slab_bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "the ring's slots and slabs must not be empty"));
         }
-        if !state.slabs.is_empty() && (state.slabs.len() + 1).saturating_mul(slab_bytes) > bytes_max {
-            return Ok(());
+        let mut state = self.shared.lock();
+        if let Some(slot) = self.pop(&mut state)? {
+            return Ok(Some(slot));
         }
-        match self.shared.slabs.allocate(slab_bytes) {
+        let slabs = state.slabs.len() + state.growing;
+        if slabs > 0 && (slabs + 1).saturating_mul(slab_bytes) > bytes_max {
+            return Ok(None);
+        }
+        state.growing += 1;
+        drop(state);
+        let made = self.shared.slabs.allocate(slab_bytes);
+        let mut state = self.shared.lock();
+        state.growing -= 1;
+        match made {
             Ok(slab) => {
                 // The last slot is handed out first, so push in reverse to use the slab from its start.
                 let places = (0..slots_per_slab).rev().map(|i| Place { slab: Arc::clone(&slab), start: i * slot_bytes });
                 state.free.extend(places);
                 state.slabs.push(slab);
-                Ok(())
+                self.shared.returned.notify_all();
+                self.pop(&mut state)
             }
-            Err(_) if !state.slabs.is_empty() => Ok(()),
-            Err(error) => Err(error.with_hint(format!("lower the ring's ceiling, now {}", ByteSize(bytes_max as u64)))),
+            Err(_) if state.slabs.len() + state.growing > 0 => self.pop(&mut state),
+            Err(error) => {
+                // Whoever waits for a slot must find out for itself that there will be none.
+                self.shared.returned.notify_all();
+                Err(error.with_hint(format!("lower the ring's ceiling, now {}", ByteSize(bytes_max as u64))))
+            }
         }
     }
 }

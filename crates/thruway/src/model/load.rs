@@ -1,11 +1,12 @@
 //! Loading: the wanted tensors' bytes into the session's memory, a GPU's or the host's.
 //!
-//! All tensors of a load share one allocation per file, made before the first byte moves. On a GPU they lie one after the
-//! other, each aligned for kernels. In host memory a tensor is placed at
+//! The tensors of a file share allocations. On a GPU they lie one after the other, each aligned for kernels, and while the
+//! first are filled the next are allocated. In host memory a tensor is placed at
 //! the same distance from a page boundary as in its file wherever that gives it the alignment that kernels want,
 //! so that `O_DIRECT` can bring it straight to its place and neighbours in the file stay neighbours in memory;
 //! any other tensor is placed at the next aligned address.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,13 +18,17 @@ use crate::cuda::Gpu;
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
 use crate::memory::{Buffer, GpuBuffer, HostBuffer, Region};
-use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
+use crate::transfer::{Batch, Cancel, Move, Progress, Receipt, TransferOptions, run_batches};
 
 /// Where a tensor in host memory begins: a cache line, which is also what the widest vector registers want.
 const TENSOR_ALIGNMENT: u64 = 64;
 
 /// Where a tensor in GPU memory begins: what the driver's own allocations are aligned to, and what kernels are tuned for.
 const GPU_TENSOR_ALIGNMENT: u64 = 256;
+
+/// How much GPU memory is allocated at a time, while what was allocated before is filled: the driver takes about 2 ms a
+/// gigabyte, a tenth of the time of a load out of the page cache. It is also what a tensor can at most keep alive with it.
+const GROUP_BYTES: u64 = 512 << 20;
 
 /// What to load, and how.
 #[derive(Debug, Default)]
@@ -113,25 +118,40 @@ impl Model {
         let items = self.items(&options)?;
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
+        let gpu = self.context.streams.as_ref().map(|streams| streams.gpu());
         let allocated = items.iter().zip(&given).filter(|(_, given)| given.is_none()).map(|(item, _)| item.bytes).sum();
-        let gpu = self.context.gpu.as_ref();
-        if gpu.is_none() {
-            crate::storage::ensure_host_bytes(allocated)?;
+        match gpu {
+            Some(gpu) => gpu.ensure_bytes(allocated)?,
+            None => crate::storage::ensure_host_bytes(allocated)?,
         }
-        let mut placed = place(&items, given, gpu)?;
-        let mut moves = Vec::new();
-        for (item, slot) in items.iter().zip(&placed.slots) {
-            let region = placed.buffers[slot.buffer].region(slot.range.clone())?;
-            self.add_moves(item, &region, &mut moves);
+        let groups = groups(&items, given, gpu.is_some());
+        let places = places_of(&groups, items.len());
+        let filled: RefCell<Vec<Buffer>> = RefCell::default();
+        let mut batches: Vec<Batch<'_>> = Vec::new();
+        // Host memory costs nothing before it is touched, so there all is one batch.
+        for batch in batched(groups, if gpu.is_some() { GROUP_BYTES } else { u64::MAX }) {
+            let (items, filled) = (&items, &filled);
+            batches.push(Box::new(move || {
+                let mut moves = Vec::new();
+                for group in batch {
+                    let mut buffer = allocate(group.given, group.bytes, gpu)?;
+                    for (item, range) in group.places {
+                        let region = buffer.region(range)?;
+                        self.add_moves(&items[item], &region, &mut moves);
+                    }
+                    filled.borrow_mut().push(buffer);
+                }
+                Ok(moves)
+            }));
         }
-        let receipt = run(&self.context, moves, &options.transfer).map_err(|error| self.name_tensor(error))?;
-        let buffers: Vec<Arc<Buffer>> = placed.buffers.into_iter().map(Arc::new).collect();
-        let tensors = items.into_iter().zip(placed.slots).map(|(item, slot)| Tensor {
+        let receipt = run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error))?;
+        let buffers: Vec<Arc<Buffer>> = filled.into_inner().into_iter().map(Arc::new).collect();
+        let tensors = items.into_iter().zip(places).map(|(item, (buffer, range))| Tensor {
             name: item.entry.name.clone(),
             dtype: item.entry.dtype,
             shape: item.shape,
-            buffer: Arc::clone(&buffers[slot.buffer]),
-            range: slot.range,
+            buffer: Arc::clone(&buffers[buffer]),
+            range,
         });
         Ok((Tensors::new(tensors.collect()), receipt))
     }
@@ -242,49 +262,78 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     Ok(Item { entry, shape, extents, bytes: rows * bytes })
 }
 
-/// Where an item goes: a range of one of the buffers.
-struct Placed {
-    buffers: Vec<Buffer>,
-    slots: Vec<PlacedAt>,
+/// Items that share a buffer.
+struct Group {
+    /// The caller's buffer, if it is not to be allocated.
+    given: Option<Buffer>,
+    /// The bytes that the buffer needs.
+    bytes: u64,
+    /// Each item's number and its range of the buffer.
+    places: Vec<(usize, Range<usize>)>,
 }
 
-struct PlacedAt {
-    buffer: usize,
-    range: Range<usize>,
-}
-
-/// Gives every item its place: the caller's buffer, or a range of its file's allocation.
-fn place(items: &[Item<'_>], given: Vec<Option<Buffer>>, gpu: Option<&Arc<Gpu>>) -> Result<Placed> {
-    let (mut buffers, mut slots) = (Vec::new(), Vec::with_capacity(items.len()));
-    let mut pending: Vec<(usize, u64, u64)> = Vec::new();
-    let mut cursor = 0_u64;
-    for (index, (item, given)) in items.iter().zip(given).enumerate() {
+/// Deals the items into buffers: the caller's, or one for each file, of a GPU's memory at most so large.
+fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<Group> {
+    let to_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let mut groups: Vec<Group> = Vec::new();
+    let mut open: Option<Group> = None;
+    for (number, (item, given)) in items.iter().zip(given).enumerate() {
         if let Some(buffer) = given {
-            slots.push(PlacedAt { buffer: buffers.len(), range: 0..buffer.len() });
-            buffers.push(buffer);
-        } else {
-            let start = match gpu {
-                Some(_) => cursor.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT,
-                None => next_place(cursor, item.entry.extent.offset),
-            };
-            cursor = start + item.bytes;
-            pending.push((index, start, item.bytes));
-            slots.push(PlacedAt { buffer: usize::MAX, range: 0..0 });
+            groups.push(Group { bytes: item.bytes, places: vec![(number, 0..buffer.len())], given: Some(buffer) });
+            continue;
         }
-        let file_ends = items.get(index + 1).is_none_or(|next| next.entry.file != item.entry.file);
-        if file_ends && !pending.is_empty() {
-            let to_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-            for (index, start, bytes) in pending.drain(..) {
-                slots[index] = PlacedAt { buffer: buffers.len(), range: to_usize(start)..to_usize(start + bytes) };
-            }
-            buffers.push(match gpu {
-                Some(gpu) => GpuBuffer::new(gpu, to_usize(cursor))?.into(),
-                None => HostBuffer::new(to_usize(cursor))?.into(),
-            });
-            cursor = 0;
+        let group = open.get_or_insert_with(|| Group { given: None, bytes: 0, places: Vec::new() });
+        let start = if on_gpu {
+            group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT
+        } else {
+            next_place(group.bytes, item.entry.extent.offset)
+        };
+        group.bytes = start + item.bytes;
+        group.places.push((number, to_usize(start)..to_usize(group.bytes)));
+        let is_last_of_file = items.get(number + 1).is_none_or(|next| next.entry.file != item.entry.file);
+        if is_last_of_file || (on_gpu && group.bytes >= GROUP_BYTES) {
+            groups.extend(open.take());
         }
     }
-    Ok(Placed { buffers, slots })
+    groups.extend(open);
+    groups
+}
+
+/// For each item the number of its buffer, counted in the order of the groups, and its range there.
+fn places_of(groups: &[Group], items: usize) -> Vec<(usize, Range<usize>)> {
+    let mut places = vec![(0, 0..0); items];
+    for (buffer, group) in groups.iter().enumerate() {
+        for (item, range) in &group.places {
+            places[*item] = (buffer, range.clone());
+        }
+    }
+    places
+}
+
+/// Groups dealt into batches of about so many bytes.
+fn batched(groups: Vec<Group>, bytes: u64) -> Vec<Vec<Group>> {
+    let mut batches: Vec<Vec<Group>> = Vec::new();
+    let mut room = 0;
+    for group in groups {
+        if room == 0 {
+            batches.push(Vec::new());
+            room = bytes;
+        }
+        room = room.saturating_sub(group.bytes);
+        if let Some(batch) = batches.last_mut() {
+            batch.push(group);
+        }
+    }
+    batches
+}
+
+fn allocate(given: Option<Buffer>, bytes: u64, gpu: Option<&Arc<Gpu>>) -> Result<Buffer> {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match (given, gpu) {
+        (Some(buffer), _) => Ok(buffer),
+        (None, Some(gpu)) => Ok(GpuBuffer::new(gpu, bytes)?.into()),
+        (None, None) => Ok(HostBuffer::new(bytes)?.into()),
+    }
 }
 
 /// The first place from `cursor` on for a tensor that lies at `offset` in its file.

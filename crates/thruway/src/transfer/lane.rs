@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::FileRef;
 use super::pipeline::{Outcome, Shared, cancelled};
@@ -30,26 +30,43 @@ const COPYING_MAX_ALONE: usize = 16;
 /// the ring over more memory than the caches hold.
 const COPYING_MAX_EACH: usize = 2;
 
-/// The chunks of one storage side, in file order, from which its lanes help themselves.
+/// The chunks of one storage side, in file order, from which its lanes help themselves while others are still added.
+#[derive(Default)]
 pub(super) struct Queue {
-    chunks: Mutex<std::vec::IntoIter<Chunk>>,
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    chunks: VecDeque<Chunk>,
+    closed: bool,
 }
 
 impl Queue {
-    pub(super) fn new(chunks: Vec<Chunk>) -> Self {
-        Self { chunks: Mutex::new(chunks.into_iter()) }
+    pub(super) fn add(&self, chunks: Vec<Chunk>) {
+        self.lock().chunks.extend(chunks);
+        self.changed.notify_all();
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.lock().len()
+    /// Says that no more chunks will come.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
     }
 
-    fn take(&self) -> Option<Chunk> {
-        self.lock().next()
+    /// The next chunk. Without one, waits for it if the caller has nothing else to do; `None` then means that there will
+    /// be none.
+    fn take(&self, may_wait: bool) -> Option<Chunk> {
+        let mut state = self.lock();
+        while may_wait && state.chunks.is_empty() && !state.closed {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.chunks.pop_front()
     }
 
-    fn lock(&self) -> MutexGuard<'_, std::vec::IntoIter<Chunk>> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -89,7 +106,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             requests: HashMap::new(),
             arriving: VecDeque::new(),
             leaving: VecDeque::new(),
-            copies: used_before.unwrap_or_else(|| Copies::new(shared.context.gpu.clone())),
+            copies: used_before.unwrap_or_else(|| Copies::new(shared.context.streams.clone())),
             copying_max: if engine.capabilities().lanes > 1 { COPYING_MAX_EACH } else { COPYING_MAX_ALONE },
             next_token: 0,
             current: None,
@@ -147,7 +164,12 @@ impl<'a, 'b> Lane<'a, 'b> {
     /// The chunk that is to be started next.
     fn peek(&mut self) -> Option<&Chunk> {
         if self.next.is_none() {
-            self.next = self.queue.take();
+            self.next = self.queue.take(false);
+        }
+        if self.next.is_none() {
+            // A lane that waits must hold nothing that another might wait for.
+            self.current = None;
+            self.next = self.queue.take(self.is_idle());
         }
         self.next.as_ref()
     }
@@ -159,7 +181,7 @@ impl<'a, 'b> Lane<'a, 'b> {
     /// Takes what the copy engine has finished, without waiting.
     fn settle(&mut self, engine: &mut dyn Engine) -> Result<()> {
         while let Some((fence, _)) = self.arriving.front() {
-            if !self.copies.is_done(fence)? {
+            if !fence.is_done()? {
                 break;
             }
             if let Some((fence, flight)) = self.arriving.pop_front() {
@@ -168,7 +190,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             }
         }
         while let Some((fence, ..)) = self.leaving.front() {
-            if self.requests.len() >= engine.capabilities().depth || !self.copies.is_done(fence)? {
+            if self.requests.len() >= engine.capabilities().depth || !fence.is_done()? {
                 break;
             }
             if let Some((fence, request, flight)) = self.leaving.pop_front() {
@@ -195,7 +217,6 @@ impl<'a, 'b> Lane<'a, 'b> {
             let Some(chunk) = self.next.take() else { return Ok(()) };
             self.start(engine, Flight { chunk, slot }, file)?;
         }
-        self.current = None;
         Ok(())
     }
 
@@ -208,18 +229,18 @@ impl<'a, 'b> Lane<'a, 'b> {
             for piece in pieces {
                 if let Err(error) = self.copies.copy(&piece.region, &part_of(slot, piece)) {
                     // Copies before this one may be under way, so the chunk is kept until the lane has drained.
-                    self.leaving.push_back((Fence::Done, request, flight));
+                    self.leaving.push_back((Fence::default(), request, flight));
                     return Err(error);
                 }
             }
             return match self.copies.fence() {
-                Ok(Fence::Done) => self.submit(engine, request, flight),
+                Ok(fence) if fence.is_trivial() => self.submit(engine, request, flight),
                 Ok(fence) => {
                     self.leaving.push_back((fence, request, flight));
                     Ok(())
                 }
                 Err(error) => {
-                    self.leaving.push_back((Fence::Done, request, flight));
+                    self.leaving.push_back((Fence::default(), request, flight));
                     Err(error)
                 }
             };
@@ -248,7 +269,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             Some((file, mode, handle)) if (*file, *mode) == (number, access) => return Ok(Some(Arc::clone(handle))),
             _ => self.current = None,
         }
-        let known = &self.shared.files[number];
+        let known = self.shared.file(number);
         // The same file as was examined, or what the header said of it no longer holds.
         let expected = FileRef { path: known.file.path.clone(), expected: known.identity };
         let Some(handle) = self.shared.open.open(number, &expected, access, source, may_wait)? else { return Ok(None) };
@@ -302,14 +323,14 @@ impl<'a, 'b> Lane<'a, 'b> {
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
             let queued = pieces.iter().try_for_each(|piece| self.copies.copy(&part_of(slot, piece), &piece.region));
             match queued.and_then(|()| self.copies.fence()) {
-                Ok(fence @ Fence::Event(_)) => {
+                Ok(fence) if fence.is_trivial() => {}
+                Ok(fence) => {
                     self.arriving.push_back((fence, flight));
                     return Ok(());
                 }
-                Ok(Fence::Done) => {}
                 Err(error) => {
                     // Copies before the one that failed may be under way, so the chunk is kept until the lane has drained.
-                    self.arriving.push_back((Fence::Done, flight));
+                    self.arriving.push_back((Fence::default(), flight));
                     return Err(error);
                 }
             }
@@ -361,7 +382,7 @@ impl<'a, 'b> Lane<'a, 'b> {
     }
 
     fn failed(&self, chunk: &Chunk, source: std::io::Error, engine: &dyn Engine) -> Error {
-        let known = &self.shared.files[chunk.file];
+        let known = self.shared.file(chunk.file);
         let what = match (chunk.direction, source.kind()) {
             (_, std::io::ErrorKind::UnexpectedEof) => "the file ended before it should, so it was cut while it was being read",
             (Direction::Read, _) => "cannot read",

@@ -14,6 +14,7 @@ pub mod plan;
 mod receipt;
 pub mod verify;
 
+pub(crate) use pipeline::{Batch, run_batches};
 pub use pipeline::{Cancel, Progress, TransferContext, TransferOptions, run};
 pub use receipt::{FileReceipt, Part, Receipt};
 

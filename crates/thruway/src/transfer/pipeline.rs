@@ -8,20 +8,19 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
 
 use super::files::{OpenFiles, ensure_same};
 use super::lane::{Lane, Queue};
-use super::plan::{self, Chunk, Limits};
+use super::plan::{self, Chunk, Limits, Placement};
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
 use crate::base::{Error, ErrorKind, Extent, Result};
-use crate::cuda::Gpu;
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
 use crate::io::{Direction, EngineName, EnginePool};
-use crate::memory::{Copies, Region, Ring};
+use crate::memory::{Copies, CopyStreams, Region, Ring};
 use crate::storage::{Access, Buffering, Identity, Namespace};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
@@ -33,9 +32,9 @@ pub struct TransferContext {
     pub engines: EnginePool,
     /// Where staging slots come from.
     pub ring: Ring,
-    /// The GPU whose memory transfers may fill and drain.
-    pub gpu: Option<Arc<Gpu>>,
-    /// Streams and events of earlier lanes, to be used again.
+    /// The streams of the GPU whose memory transfers may fill and drain.
+    pub streams: Option<Arc<CopyStreams>>,
+    /// Copies of earlier lanes, whose events can be used again.
     pub copies: Mutex<Vec<Copies>>,
     /// How requests are cut.
     pub limits: Limits,
@@ -84,24 +83,37 @@ pub(super) struct Known {
     pub(super) identity: Option<Identity>,
 }
 
+/// Moves that are made when their turn comes: what comes before them is under way by then.
+pub(crate) type Batch<'a> = Box<dyn FnOnce() -> Result<Vec<Move>> + 'a>;
+
 /// Carries out a batch of moves and accounts for it. Returns when nothing moves any more.
 ///
 /// # Errors
 /// The first failure, naming file and offset. What has been moved by then stays in memory or in the file.
 pub fn run(context: &TransferContext, moves: Vec<Move>, options: &TransferOptions) -> Result<Receipt> {
+    run_batches(context, vec![Box::new(|| Ok(moves))], options)
+}
+
+/// Carries out batches of moves as one transfer: while the first move, the next are made. So the time that it takes to
+/// allocate destinations is hidden behind the transfer.
+pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, options: &TransferOptions) -> Result<Receipt> {
     let (started, cpu_started) = (Instant::now(), crate::storage::process_cpu_seconds());
-    plan::check(&moves)?;
-    for kind in moves.iter().map(|item| item.region.kind()) {
-        policy::check(options.policy, kind)?;
-    }
-    let (files, chunks) = plan_all(context, moves, options)?;
     let open = OpenFiles::new(&*context.namespace);
-    let shared = Shared { context, options, files: &files, open: &open, stop: AtomicBool::new(false), moved: AtomicU64::new(0) };
-    let mut outcome = run_lanes(&shared, chunks)?;
+    let shared = Shared {
+        context,
+        options,
+        files: RwLock::default(),
+        open: &open,
+        stop: AtomicBool::new(false),
+        moved: AtomicU64::new(0),
+    };
+    let mut outcome = run_lanes(&shared, batches)?;
     if !outcome.refused.is_empty() {
-        let again = plan_refused(&files, std::mem::take(&mut outcome.refused), bounded(context));
-        outcome.add(run_lanes(&shared, again)?);
+        let again = plan_refused(&shared, std::mem::take(&mut outcome.refused));
+        let batch = move |_: &Shared<'_>| Ok(again);
+        outcome.add(run_planned(&shared, vec![Box::new(batch)])?);
     }
+    let files = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner);
     for known in &files {
         verify_unchanged(&*context.namespace, known)?;
     }
@@ -117,34 +129,47 @@ pub fn run(context: &TransferContext, moves: Vec<Move>, options: &TransferOption
     Ok(receipt)
 }
 
-/// Groups the moves by file and direction, looks at each file, and plans it.
-fn plan_all(context: &TransferContext, moves: Vec<Move>, options: &TransferOptions) -> Result<(Vec<Known>, Vec<Chunk>)> {
-    type Batch = (Arc<FileRef>, Direction, Vec<(Extent, Region)>);
-    let mut batches: Vec<Batch> = Vec::new();
+/// Checks and plans a batch: groups its moves by file and direction, and looks at each file.
+fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
+    plan::check(&moves)?;
+    for kind in moves.iter().map(|item| item.region.kind()) {
+        policy::check(shared.options.policy, kind)?;
+    }
+    let limits = bounded(shared.context);
+    let mut chunks = Vec::new();
+    for (file, direction, moves) in by_file(moves) {
+        if shared.options.cancel.is_cancelled() {
+            return Err(cancelled());
+        }
+        // A file that an earlier batch read is the same file still, or it was changed.
+        let before = shared.known(&file.path).filter(|_| direction == Direction::Read).and_then(|(_, known)| known.identity);
+        let expected = FileRef { path: file.path.clone(), expected: before.or(file.expected) };
+        let (facts, spans, identity) = examine(&*shared.context.namespace, &expected, direction, &moves, shared.options.policy)?;
+        let number = shared.number(file, identity);
+        chunks.extend(plan::plan_file(number, direction, facts, &spans, moves, limits));
+    }
+    Ok(chunks)
+}
+
+type FileMoves = (Arc<FileRef>, Direction, Vec<(Extent, Region)>);
+
+/// The moves of each file in each direction, in the order in which the files are first named.
+fn by_file(moves: Vec<Move>) -> Vec<FileMoves> {
+    let mut files: Vec<FileMoves> = Vec::new();
     let mut index: HashMap<(PathBuf, Direction), usize> = HashMap::new();
     let mut last: Option<usize> = None;
     for item in moves {
-        let same = |at: &usize| Arc::ptr_eq(&batches[*at].0, &item.file) && batches[*at].1 == item.direction;
+        let same = |at: &usize| Arc::ptr_eq(&files[*at].0, &item.file) && files[*at].1 == item.direction;
         let at = last.filter(same).unwrap_or_else(|| {
             *index.entry((item.file.path.clone(), item.direction)).or_insert_with(|| {
-                batches.push((Arc::clone(&item.file), item.direction, Vec::new()));
-                batches.len() - 1
+                files.push((Arc::clone(&item.file), item.direction, Vec::new()));
+                files.len() - 1
             })
         });
-        batches[at].2.push((item.extent, item.region));
+        files[at].2.push((item.extent, item.region));
         last = Some(at);
     }
-    let limits = bounded(context);
-    let (mut files, mut chunks) = (Vec::new(), Vec::new());
-    for (file, direction, moves) in batches {
-        if options.cancel.is_cancelled() {
-            return Err(cancelled());
-        }
-        let (facts, spans, identity) = examine(&*context.namespace, &file, direction, &moves, options.policy)?;
-        chunks.extend(plan::plan_file(files.len(), direction, facts, &spans, moves, limits));
-        files.push(Known { file, identity });
-    }
-    Ok((files, chunks))
+    files
 }
 
 /// Chunks never exceed a slot.
@@ -184,12 +209,13 @@ fn examine(
 }
 
 /// What a filesystem refused past the page cache, planned again through it.
-fn plan_refused(files: &[Known], refused: Vec<Chunk>, limits: Limits) -> Vec<Chunk> {
+fn plan_refused(shared: &Shared<'_>, refused: Vec<Chunk>) -> Vec<Chunk> {
+    let limits = bounded(shared.context);
     let reason: Arc<str> = "the filesystem accepted O_DIRECT and then refused the transfer".into();
     let mut chunks = Vec::new();
     for chunk in refused {
         let span = Span { extent: chunk.extent, source: Source::PageCache, ring_only: false, reason: Arc::clone(&reason) };
-        let length = files[chunk.file].identity.map_or(chunk.extent.end(), |identity| identity.length);
+        let length = shared.file(chunk.file).identity.map_or(chunk.extent.end(), |identity| identity.length);
         let facts = FileFacts { length, direct: None };
         chunks.extend(plan::plan_file(chunk.file, chunk.direction, facts, &[span], chunk.wanted_pieces(), limits));
     }
@@ -219,10 +245,41 @@ pub(super) fn cancelled() -> Error {
 pub(super) struct Shared<'a> {
     pub(super) context: &'a TransferContext,
     pub(super) options: &'a TransferOptions,
-    pub(super) files: &'a [Known],
+    /// Every file of the transfer. Grows with each batch.
+    files: RwLock<Vec<Arc<Known>>>,
     pub(super) open: &'a OpenFiles<'a>,
     pub(super) stop: AtomicBool,
     pub(super) moved: AtomicU64,
+}
+
+impl Shared<'_> {
+    /// The file with this number.
+    pub(super) fn file(&self, number: usize) -> Arc<Known> {
+        Arc::clone(&self.files.read().unwrap_or_else(PoisonError::into_inner)[number])
+    }
+
+    /// The file at this path, if an earlier batch named it, and its number.
+    fn known(&self, path: &std::path::Path) -> Option<(usize, Arc<Known>)> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        files
+            .iter()
+            .enumerate()
+            .rev()
+            .find(|(_, known)| known.file.path == path)
+            .map(|(number, known)| (number, Arc::clone(known)))
+    }
+
+    /// The number of a file that was examined: that of an earlier batch, or a new one.
+    fn number(&self, file: Arc<FileRef>, identity: Option<Identity>) -> usize {
+        match self.known(&file.path) {
+            Some((number, known)) if known.identity.is_some() == identity.is_some() => number,
+            _ => {
+                let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+                files.push(Arc::new(Known { file, identity }));
+                files.len() - 1
+            }
+        }
+    }
 }
 
 /// What a lane did.
@@ -256,41 +313,97 @@ impl Outcome {
     }
 }
 
-/// Runs the chunks of each storage side in as many lanes as its engine works best with. One lane runs on the caller's
-/// thread, so a small transfer starts none.
-fn run_lanes(shared: &Shared<'_>, chunks: Vec<Chunk>) -> Result<Outcome> {
-    let (drive, cache): (Vec<Chunk>, Vec<Chunk>) = chunks.into_iter().partition(|chunk| chunk.source == Source::Drive);
-    let sides = [(Source::Drive, drive), (Source::PageCache, cache)];
-    let sides: Vec<(Source, Queue)> =
-        sides.into_iter().filter(|(_, chunks)| !chunks.is_empty()).map(|(source, chunks)| (source, Queue::new(chunks))).collect();
-    let (mut firsts, mut others) = (Vec::new(), Vec::new());
-    for (source, queue) in &sides {
-        let engine = shared.context.engines.take(*source)?;
-        let lanes = engine.capabilities().lanes.min(queue.len());
-        firsts.push(Lane::new(shared, *source, engine, queue));
-        for _ in 1..lanes {
-            // More lanes are faster and not needed, so what cannot be had is done without.
-            let Ok(engine) = shared.context.engines.take(*source) else { break };
-            others.push(Lane::new(shared, *source, engine, queue));
-        }
-    }
-    let Some(here) = firsts.pop() else { return Ok(Outcome::default()) };
+/// Chunks that are planned when their turn comes.
+type PlannedBatch<'a> = Box<dyn FnOnce(&Shared<'_>) -> Result<Vec<Chunk>> + 'a>;
+
+fn run_lanes(shared: &Shared<'_>, batches: Vec<Batch<'_>>) -> Result<Outcome> {
+    run_planned(shared, batches.into_iter().map(planned).collect())
+}
+
+/// The batch's moves, planned.
+fn planned(batch: Batch<'_>) -> PlannedBatch<'_> {
+    Box::new(move |shared: &Shared<'_>| plan_batch(shared, batch()?))
+}
+
+/// Runs the chunks of each storage side in as many lanes as its engine works best with. Of a single batch one lane runs
+/// on the caller's thread, so a small transfer starts none; of several the caller's thread makes the next ones.
+fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Outcome> {
+    let queues = [(Source::Drive, Queue::default()), (Source::PageCache, Queue::default())];
+    let alone = batches.len() == 1;
     std::thread::scope(|scope| {
-        let (mut running, mut results) = (Vec::new(), Vec::new());
-        for lane in firsts {
-            match start(scope, lane) {
-                Ok(handle) => running.push(handle),
-                Err(source) => {
-                    shared.stop.store(true, Ordering::Relaxed);
-                    results.push(Err(Error::from_io("cannot start an I/O thread", source)));
+        let (mut running, mut results, mut here) = (Vec::new(), Vec::new(), None);
+        let mut started = [false; 2];
+        for batch in batches {
+            if shared.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let feed = batch(shared).and_then(|chunks| {
+                let (drive, cache): (Vec<Chunk>, Vec<Chunk>) =
+                    chunks.into_iter().partition(|chunk| chunk.source == Source::Drive);
+                for ((chunks, (source, queue)), started) in [drive, cache].into_iter().zip(&queues).zip(&mut started) {
+                    if chunks.is_empty() {
+                        continue;
+                    }
+                    let lanes_max = if alone { chunks.len() } else { usize::MAX };
+                    prefault(scope, shared, &chunks);
+                    queue.add(chunks);
+                    if !std::mem::replace(started, true) {
+                        let mut lanes = lanes_of(shared, *source, queue, lanes_max)?;
+                        if alone && here.is_none() {
+                            here = lanes.pop();
+                        }
+                        for (number, lane) in lanes.into_iter().enumerate() {
+                            match start(scope, lane) {
+                                Ok(handle) => running.push(handle),
+                                // More lanes are faster and not needed, so what cannot be had is done without.
+                                Err(_) if number > 0 => break,
+                                Err(error) => return Err(Error::from_io("cannot start an I/O thread", error)),
+                            }
+                        }
+                    }
                 }
+                Ok(())
+            });
+            if let Err(error) = feed {
+                shared.stop.store(true, Ordering::Relaxed);
+                results.push(Err(error));
+                break;
             }
         }
-        running.extend(others.into_iter().map_while(|lane| start(scope, lane).ok()));
-        results.push(here.run());
+        queues.iter().for_each(|(_, queue)| queue.close());
+        results.extend(here.map(Lane::run));
         results.extend(running.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))));
         first_failure(results)
     })
+}
+
+/// The lanes of one storage side, at least one.
+fn lanes_of<'a, 'b>(shared: &'a Shared<'b>, source: Source, queue: &'a Queue, lanes_max: usize) -> Result<Vec<Lane<'a, 'b>>> {
+    let engine = shared.context.engines.take(source)?;
+    let wanted = engine.capabilities().lanes.min(lanes_max);
+    let mut lanes = vec![Lane::new(shared, source, engine, queue)];
+    for _ in 1..wanted {
+        let Ok(engine) = shared.context.engines.take(source) else { break };
+        lanes.push(Lane::new(shared, source, engine, queue));
+    }
+    Ok(lanes)
+}
+
+/// Asks, on a thread of its own, for the pages that reads past the page cache go straight into. Else the lane that submits
+/// the reads would wait for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed.
+fn prefault<'scope>(scope: &'scope Scope<'scope, '_>, shared: &'scope Shared<'_>, chunks: &[Chunk]) {
+    let straight = |chunk: &Chunk| match &chunk.placement {
+        Placement::Straight(regions) if chunk.source == Source::Drive && chunk.direction == Direction::Read => regions.clone(),
+        _ => Vec::new(),
+    };
+    let regions: Vec<Region> = chunks.iter().flat_map(straight).collect();
+    if regions.len() > 1 {
+        let work = move || {
+            regions.iter().take_while(|_| !shared.stop.load(Ordering::Relaxed)).for_each(Region::prefault);
+        };
+        // Without the thread the lane does the waiting itself.
+        drop(std::thread::Builder::new().name("thruway-prefault".to_owned()).spawn_scoped(scope, work));
+    }
 }
 
 /// Runs a lane on a thread of its own.
