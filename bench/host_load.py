@@ -13,8 +13,8 @@ limit.
 
 The models are a generated one of 2 GB and, if it is set, THRUWAY_TEST_MODEL. Needs Python with numpy and safetensors
 for the reference (without them it is skipped, and said so). Other work on the machine disturbs: before each load the
-script waits a while for idle processors, and tells how busy they were; `--first` gives all contenders alike the highest priority, so that
-other work waits for them instead (root only). Exit status: 0 if every bar holds.
+script waits a while for idle processors, and tells how busy they were; `--first` gives all contenders alike the highest
+priority, so that other work waits for them instead (root only). Exit status: 0 if every bar holds.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def put_first() -> None:
 def back_memory(size: int) -> None:
     """Touches so much memory and gives it back.
 
-    A virtual machine may have to fetch memory from its host when it is touched, which is slower than any load, and gives
-    back what stays free for seconds. So every contender starts right after this, and none pays for the machine's host.
+    A virtual machine may have to fetch memory from its host when it is touched, which is slower than any load, and
+    gives back what stays free for seconds. So every contender starts right after this, and none pays for the host.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)

@@ -54,8 +54,8 @@ fn limit(session: &Session) -> thruway::Result<()> {
                 let at = number % 4;
                 copies.copy(&slots[at].region().slice(0..each), &target.region(at * (16 << 20)..at * (16 << 20) + each)?)?;
             }
-            let fence = copies.fence()?;
-            copies.wait(fence)?;
+            let mut fence = copies.fence()?;
+            copies.wait(&mut fence)?;
             best = best.min(start.elapsed().as_secs_f64());
         }
         println!("H2D limit, {mib} MiB: {:.1} GB/s", 4.0 * 1.073_741_824 / best);

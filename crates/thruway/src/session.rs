@@ -157,11 +157,14 @@ impl SessionBuilder {
     /// [`Unsupported`](crate::ErrorKind::Unsupported) for a GPU that is not there.
     pub fn build(self) -> Result<Session> {
         let settings = self.settings.map_or_else(Settings::from_env, Ok)?;
+        settings.validate()?;
         let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
         let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
-        let Settings { engine, queue_depth, threads, chunk_bytes, ring_bytes } = settings;
+        let Settings { engine, queue_depth, threads, ring_bytes, .. } = settings;
+        // One slot at least, and no slot larger than the ring may be.
+        let chunk_bytes = settings.chunk_bytes.min(ring_bytes);
         let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
         let counters = Arc::new(Counters::default());
         let slots_per_slab = (ring_bytes / chunk_bytes.max(1)).clamp(1, 2);

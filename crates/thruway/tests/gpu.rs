@@ -339,3 +339,29 @@ fn a_thousand_small_loads_leave_gpu_and_host_memory_flat() {
     drop(session);
     fake.assert_clean();
 }
+
+#[test]
+fn a_panic_or_a_failing_wait_in_a_lane_frees_nothing_that_the_gpu_still_uses() {
+    let directory = scratch();
+    let path = model_file(&directory);
+    for policy in ["staged", "cached"] {
+        let fake = FakeCuda::start("DELAY_US=500..3000");
+        let session = session(&fake);
+        let model = session.open(&path).expect("open");
+        let options = LoadOptions::all().path(policy.parse().expect("known"));
+        let options = options.progress(std::sync::Arc::new(|_| panic!("the caller's own mistake")));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.load(options))).expect_err("the panic reaches the caller");
+        assert_right(&load(&session, &path, policy).expect("the session goes on"));
+        drop((model, session));
+        fake.assert_clean();
+        drop(fake);
+
+        let fake = FakeCuda::start("DELAY_US=500..3000; FAIL=cuEventSynchronize:1:UNKNOWN,cuStreamSynchronize:*:UNKNOWN");
+        let session = self::session(&fake);
+        // Whether a wait is met depends on the copies' timing; what must never happen is a hang or a freed buffer in use.
+        let results: Vec<bool> = (0..4).map(|_| load(&session, &path, policy).is_ok()).collect();
+        drop(session);
+        let misused: Vec<_> = fake.faults().into_iter().filter(|fault| fault.kind != "released_with_memory").collect();
+        assert!(misused.is_empty(), "{results:?}: {misused:?}");
+    }
+}

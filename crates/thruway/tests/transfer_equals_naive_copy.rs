@@ -242,3 +242,88 @@ fn one_transfer_reads_and_writes_several_files() {
     std::fs::File::open(&output).expect("open").read_exact_at(&mut written, 0).expect("read");
     assert_eq!(written, content);
 }
+
+#[test]
+fn two_transfers_cannot_fill_the_same_memory_at_once() {
+    use thruway::Cancel;
+    let directory = scratch();
+    let path = write_file(directory.path(), "input", &bytes(4 << 20, 5));
+    let session = Session::builder().build().expect("session");
+    let mut buffer = HostBuffer::new(4 << 20).expect("memory");
+    let whole = || Extent::new(0, 4 << 20);
+    let read = |region| vec![Move { file: FileRef::new(&path), extent: whole(), region, direction: Direction::Read }];
+    let (first, second) = (read(buffer.region(0..4 << 20).expect("free")), read(buffer.region(0..4 << 20).expect("free")));
+    // The first transfer is under way for as long as its progress callback waits.
+    let (begun, wait_begun) = std::sync::mpsc::channel();
+    let (go_on, wait_go_on) = std::sync::mpsc::channel::<()>();
+    let wait_go_on = std::sync::Mutex::new(wait_go_on);
+    let progress = move |_| {
+        // Only the first call waits; after it nobody is at the other ends.
+        if begun.send(()).is_ok() {
+            wait_go_on.lock().expect("no panic").recv().expect_err("nothing is sent, the other end is dropped");
+        }
+    };
+    let options = TransferOptions { progress: Some(Arc::new(progress)), cancel: Cancel::default(), ..TransferOptions::default() };
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| session.transfer(first, &options));
+        wait_begun.recv().expect("the first transfer began");
+        let error = session.transfer(second, &TransferOptions::default()).expect_err("the memory is being filled");
+        assert!(error.to_string().contains("another transfer"), "{error}");
+        drop(go_on);
+        running.join().expect("no panic").expect("the first goes on undisturbed");
+    });
+    assert!(buffer.bytes().expect("done") == bytes(4 << 20, 5));
+    session.transfer(read(buffer.region(0..4 << 20).expect("free")), &TransferOptions::default()).expect("free again");
+}
+
+#[test]
+fn two_expectations_of_one_file_cannot_both_hold() {
+    let directory = scratch();
+    let path = write_file(directory.path(), "input", &[1; 100]);
+    let session = Session::builder().build().expect("session");
+    let mut buffer = HostBuffer::new(100).expect("memory");
+    let wrong = thruway::storage::Identity { device: 0, inode: 0, length: 100, modified_ns: 0 };
+    let expecting = Arc::new(FileRef { path: path.clone(), expected: Some(wrong) });
+    let moves = vec![
+        Move {
+            file: FileRef::new(&path),
+            extent: Extent::new(0, 10),
+            region: buffer.region(0..10).expect("free"),
+            direction: Direction::Read,
+        },
+        Move {
+            file: expecting,
+            extent: Extent::new(10, 10),
+            region: buffer.region(10..20).expect("free"),
+            direction: Direction::Read,
+        },
+    ];
+    let error = session.transfer(moves, &TransferOptions::default()).expect_err("it is not that file");
+    assert_eq!(error.kind(), thruway::ErrorKind::Changed);
+}
+
+#[test]
+fn a_panic_in_the_progress_callback_leaves_the_session_usable() {
+    let directory = scratch();
+    let path = write_file(directory.path(), "input", &bytes(3 << 20, 5));
+    let session = Session::builder().build().expect("session");
+    let mut buffer = HostBuffer::new(3 << 20).expect("memory");
+    for policy in ["staged", "cached"] {
+        let mut read = |options: &TransferOptions| {
+            let region = buffer.region(0..3 << 20).expect("free");
+            let moves =
+                vec![Move { file: FileRef::new(&path), extent: Extent::new(0, 3 << 20), region, direction: Direction::Read }];
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session.transfer(moves, options)))
+        };
+        let policy = policy.parse().expect("known");
+        let options = TransferOptions {
+            policy,
+            progress: Some(Arc::new(|_| panic!("the caller's own mistake"))),
+            ..TransferOptions::default()
+        };
+        read(&options).expect_err("the panic reaches the caller");
+        let options = TransferOptions { policy, ..TransferOptions::default() };
+        read(&options).expect("no panic").expect("the session goes on");
+    }
+    assert!(buffer.bytes().expect("done") == bytes(3 << 20, 5));
+}

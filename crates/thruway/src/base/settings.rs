@@ -61,7 +61,25 @@ impl Settings {
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a value that cannot be; it names the variable.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(&|name| std::env::var(name).ok())
+        Self::from_lookup(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// Refuses what no session can work with.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput), naming the setting.
+    pub fn validate(&self) -> Result<()> {
+        let page = |bytes: usize| bytes > 0 && Alignment::PAGE.divides(bytes as u64) && bytes <= 1 << 40;
+        let bad = [
+            (self.queue_depth == 0, "queue_depth must not be 0"),
+            (self.threads == 0, "threads must not be 0"),
+            (!page(self.chunk_bytes) || self.chunk_bytes > 1 << 30, "chunk_bytes must be a multiple of 4096, 1 GiB at most"),
+            (!page(self.ring_bytes), "ring_bytes must be a multiple of 4096, 1 TiB at most"),
+        ];
+        match bad.iter().find(|(is_bad, _)| *is_bad) {
+            Some((_, what)) => Err(Error::new(ErrorKind::InvalidInput, format!("this setting cannot be used: {what}"))),
+            None => Ok(()),
+        }
     }
 
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
@@ -118,6 +136,21 @@ mod tests {
             from(&[("THRUWAY_ENGINE", "posix"), ("THRUWAY_RING_SIZE", "64MiB"), ("THRUWAY_THREADS", "3")]).expect("valid");
         assert_eq!((settings.engine, settings.ring_bytes, settings.threads), (EngineChoice::Posix, 64 << 20, 3));
         assert_eq!(from(&[]).expect("defaults"), Settings::default());
+    }
+
+    #[test]
+    fn settings_made_by_hand_are_checked_too() {
+        let good = Settings::default();
+        good.validate().expect("the defaults");
+        for bad in [
+            Settings { chunk_bytes: 0, ..good },
+            Settings { chunk_bytes: 5000, ..good },
+            Settings { ring_bytes: 0, ..good },
+            Settings { threads: 0, ..good },
+            Settings { queue_depth: 0, ..good },
+        ] {
+            assert_eq!(bad.validate().expect_err("refused").kind(), ErrorKind::InvalidInput);
+        }
     }
 
     #[test]

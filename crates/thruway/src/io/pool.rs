@@ -67,7 +67,14 @@ impl EngineFactory for OsEngines {
 pub struct EnginePool {
     factory: Box<dyn EngineFactory>,
     counters: Arc<Counters>,
-    idle: Mutex<Vec<(Source, Made)>>,
+    idle: Mutex<Idle>,
+}
+
+/// Idle engines, and the process that made them: a child after a fork shares neither rings nor threads with its parent.
+#[derive(Debug, Default)]
+struct Idle {
+    process: u32,
+    engines: Vec<(Source, Made)>,
 }
 
 impl EnginePool {
@@ -82,7 +89,13 @@ impl EnginePool {
     /// What the factory gives.
     pub fn take(&self, source: Source) -> Result<Pooled<'_>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = idle.iter().position(|(for_source, _)| *for_source == source).map(|index| idle.swap_remove(index).1);
+        if idle.process != std::process::id() {
+            // Dropping an io_uring of the parent's would touch memory that the child does not have.
+            Box::leak(Box::new(std::mem::take(&mut idle.engines)));
+            idle.process = std::process::id();
+        }
+        let found = idle.engines.iter().position(|(for_source, _)| *for_source == source);
+        let found = found.map(|index| idle.engines.swap_remove(index).1);
         drop(idle);
         let made = match found {
             Some(made) => made,
@@ -134,8 +147,10 @@ impl DerefMut for Pooled<'_> {
 
 impl Drop for Pooled<'_> {
     fn drop(&mut self) {
-        if let Some(made) = self.made.take().filter(|made| made.engine.in_flight() == 0) {
-            self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push((self.source, made));
+        // A second choice is not kept: what refused the first may have been a passing shortage.
+        let good = |made: &Made| made.engine.in_flight() == 0 && made.note.is_none();
+        if let Some(made) = self.made.take().filter(good) {
+            self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).engines.push((self.source, made));
         }
     }
 }

@@ -94,18 +94,34 @@ impl Copies {
         Self { streams, events: Events::default(), to_gpu: Vec::new(), to_host: Vec::new() }
     }
 
-    /// Copies, or queues a copy of, the whole of `from` to the start of `to`. What was queued is done when a fence made
+    /// Queues a copy of the whole of `from` to the start of `to`, one of them in a GPU's memory. It is done when a fence made
     /// afterwards is.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver refuses, [`InvalidInput`](ErrorKind::InvalidInput) for two regions of host
+    /// memory, for memory of another GPU than this lane's, or a destination that is too short or read-only.
+    pub fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
+        if from.kind().is_host_accessible() && to.kind().is_host_accessible() {
+            return Err(Error::new(ErrorKind::InvalidInput, "both regions lie in host memory"));
+        }
+        self.hop(from, to)
+    }
+
+    /// Copies in host memory, or queues a copy to or from a GPU's. For lanes: see the safety note within.
     ///
     /// # Errors
     /// [`Gpu`](ErrorKind::Gpu) if the driver refuses, [`InvalidInput`](ErrorKind::InvalidInput) for memory of another
     /// GPU than this lane's, or a destination that is too short or read-only.
-    pub fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
+    pub(crate) fn hop(&mut self, from: &Region, to: &Region) -> Result<()> {
         if from.len() > to.len() || to.access() != super::Access::Writable {
             return Err(Error::new(ErrorKind::InvalidInput, format!("no copy of {} bytes into {to:?}", from.len())));
         }
         match (from.kind(), to.kind()) {
-            (from_kind, to_kind) if from_kind.is_host_accessible() && to_kind.is_host_accessible() => to.copy_from_region(from),
+            (from_kind, to_kind) if from_kind.is_host_accessible() && to_kind.is_host_accessible() => {
+                // SAFETY: a lane copies between a slot, which is its own, and a part of its transfer's memory, which no other
+                // part and no other transfer touches (see `Filling`); `copy` is for lanes alone.
+                unsafe { to.copy_from_region(from) }
+            }
             (from_kind, MemoryKind::Gpu(ordinal)) if from_kind.is_host_accessible() => {
                 let streams = self.streams(ordinal)?;
                 // SAFETY: both regions are claims on live blocks of their lengths. Copies of them are kept until a fence is
@@ -143,17 +159,17 @@ impl Copies {
         Ok(fence)
     }
 
-    /// Waits for a fence and takes it back.
+    /// Waits for a fence. After an error nothing is known of its copies, so what they touch must be kept; the fence keeps
+    /// its regions.
     ///
     /// # Errors
     /// [`Gpu`](ErrorKind::Gpu) if one of its copies failed.
-    pub fn wait(&mut self, mut fence: Fence) -> Result<()> {
-        while let Some((event, regions)) = fence.pending.pop() {
-            if let Err(error) = event.wait() {
-                keep_for_ever(regions);
-                return Err(error);
+    pub fn wait(&mut self, fence: &mut Fence) -> Result<()> {
+        while let Some((event, _)) = fence.pending.last() {
+            event.wait()?;
+            if let Some((event, _)) = fence.pending.pop() {
+                self.events.give_back(event);
             }
-            self.events.give_back(event);
         }
         Ok(())
     }

@@ -136,8 +136,9 @@ impl HostBuffer {
     /// Memory that the caller lends: `keep_alive` is dropped when the buffer and its last region are gone.
     ///
     /// # Safety
-    /// The `len` bytes from `address` are valid for reads and writes until `keep_alive` is dropped, do not
-    /// move, and are not touched by anyone else while a [`Region`] of this buffer lives.
+    /// The `len` bytes from `address` are initialised and valid for reads and writes until `keep_alive` is dropped, do not
+    /// move, and are not touched by anyone else while a [`Region`] of this buffer or a borrow from
+    /// [`bytes`](Self::bytes) or [`bytes_mut`](Self::bytes_mut) lives.
     pub unsafe fn lent(address: NonNull<u8>, len: usize, keep_alive: Box<dyn Any + Send + Sync>) -> Self {
         let block = HostBlock { address, len, owner: Owner::Lent { _keep_alive: keep_alive }, claims: Claims::default() };
         Self { block: Arc::new(block) }
@@ -245,7 +246,8 @@ mod tests {
         let region = buffer.region(2..5).expect("in range");
         assert_eq!(buffer.bytes().expect_err("being filled").kind(), ErrorKind::InvalidInput);
         assert!(buffer.source(0..1).is_err());
-        region.copy_from_host(&[1, 2, 3]);
+        // SAFETY: this thread is the only one.
+        unsafe { region.copy_from_host(&[1, 2, 3]) };
         drop(region);
         assert_eq!(buffer.bytes().expect("free"), [7, 7, 1, 2, 3, 7, 7, 7, 7, 7]);
         let source = buffer.source(0..10).expect("free");
@@ -261,9 +263,12 @@ mod tests {
         let mut buffer = HostBuffer::from_vec(vec![0; 4]);
         let region = buffer.region(0..4).expect("in range");
         drop(buffer);
-        region.copy_from_host(&[1, 2, 3, 4]);
         let mut back = [0; 4];
-        region.copy_to_host(&mut back);
+        // SAFETY: this thread is the only one.
+        unsafe {
+            region.copy_from_host(&[1, 2, 3, 4]);
+            region.copy_to_host(&mut back);
+        }
         assert_eq!(back, [1, 2, 3, 4]);
     }
 
@@ -278,9 +283,10 @@ mod tests {
 
     #[test]
     fn a_lent_buffer_returns_its_owner_when_the_last_region_goes() {
-        let owner = Arc::new(vec![5_u8; 3]);
-        let address = NonNull::new(owner.as_ptr().cast_mut()).expect("not null");
-        // SAFETY: the vector lives as long as the Arc that is lent along, and only reads happen.
+        let mut bytes = vec![5_u8; 3].into_boxed_slice();
+        let address = NonNull::new(bytes.as_mut_ptr()).expect("not null");
+        let owner = Arc::new(std::sync::Mutex::new(bytes));
+        // SAFETY: the box lives as long as the Arc that is lent along, and nothing else touches it.
         let buffer = unsafe { HostBuffer::lent(address, 3, Box::new(Arc::clone(&owner))) };
         let source = buffer.source(1..3).expect("in range");
         drop(buffer);

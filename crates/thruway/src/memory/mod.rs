@@ -25,6 +25,7 @@ pub use gpu::GpuBuffer;
 pub(crate) use host::HostBlock;
 pub use host::HostBuffer;
 pub use pinned::PinnedSlabs;
+pub(crate) use region::Filling;
 pub use region::{Access, Region};
 pub use ring::{Ring, RingSettings, Slot};
 
@@ -149,7 +150,7 @@ impl From<GpuBuffer> for Buffer {
     }
 }
 
-/// One stretch of memory with one owner.
+/// One stretch of memory with one owner. Implemented in this module alone, because the claim rules are kept here.
 ///
 /// # Safety
 /// The bytes from `address` to `address + len` are valid for reads and writes for as long as the value

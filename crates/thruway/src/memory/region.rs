@@ -1,9 +1,10 @@
 //! Regions: byte ranges of a block, each a counted claim on it.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Memory, MemoryKind};
 use crate::base::{Error, ErrorKind, Result};
@@ -17,11 +18,13 @@ pub enum Access {
     Writable,
 }
 
-/// How many claims of each kind live on a block.
+/// How many claims of each kind live on a block, and which of its bytes transfers are filling.
 #[derive(Debug, Default)]
 pub struct Claims {
     read_only: AtomicUsize,
     writable: AtomicUsize,
+    /// Ranges that do not overlap: start to end, in bytes from the block's start.
+    filling: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl Claims {
@@ -32,9 +35,67 @@ impl Claims {
         }
     }
 
+    fn filling(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether a claim of this kind lives. Acquire: whoever sees none also sees what its holders wrote.
     pub fn any(&self, access: Access) -> bool {
         self.counter(access).load(Ordering::Acquire) != 0
+    }
+}
+
+/// Bytes of a block that one transfer fills. While it lives no other transfer may fill any of them, so that no two threads
+/// ever write the same memory.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    memory: Arc<dyn Memory>,
+    starts: Vec<usize>,
+}
+
+impl Filling {
+    /// Begins filling `regions`, which are of one block and do not overlap.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if another transfer is filling some of their bytes.
+    fn begin(regions: &[&Region]) -> Result<Option<Self>> {
+        let Some(first) = regions.first() else { return Ok(None) };
+        let mut begun = Self { memory: Arc::clone(&first.memory), starts: Vec::with_capacity(regions.len()) };
+        let mut ranges = first.memory.claims().filling();
+        for region in regions {
+            let (start, end) = (region.start, region.start + region.len);
+            if ranges.range(..end).next_back().is_some_and(|(_, other_end)| *other_end > start) {
+                drop(ranges);
+                return Err(Error::new(ErrorKind::InvalidInput, "another transfer is filling the same memory")
+                    .with_hint("wait for it, or give each transfer memory of its own"));
+            }
+            ranges.insert(start, end);
+            begun.starts.push(start);
+        }
+        drop(ranges);
+        Ok(Some(begun))
+    }
+
+    /// Begins filling all of `regions`, which do not overlap.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin); then nothing is being filled.
+    pub(crate) fn begin_all<'a>(regions: impl Iterator<Item = &'a Region>) -> Result<Vec<Self>> {
+        let mut by_block: HashMap<*const (), Vec<&Region>> = HashMap::new();
+        for region in regions.filter(|region| !region.is_empty()) {
+            by_block.entry(Arc::as_ptr(&region.memory).cast()).or_default().push(region);
+        }
+        let begun = by_block.values().map(|regions| Self::begin(regions)).collect::<Result<Vec<Option<Self>>>>()?;
+        Ok(begun.into_iter().flatten().collect())
+    }
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        let mut ranges = self.memory.claims().filling();
+        for start in &self.starts {
+            ranges.remove(start);
+        }
     }
 }
 
@@ -134,10 +195,13 @@ impl Region {
     ///
     /// # Panics
     /// If the region is not host-accessible and writable, or shorter than `source`.
-    pub fn copy_from_host(&self, source: &[u8]) {
+    ///
+    /// # Safety
+    /// No other thread touches these bytes meanwhile.
+    pub(crate) unsafe fn copy_from_host(&self, source: &[u8]) {
         assert!(self.kind().is_host_accessible() && self.access == Access::Writable && source.len() <= self.len);
-        // SAFETY: the block is valid for writes of `len` bytes from `address` (contract of `Memory`), no Rust
-        // reference reaches it while this writable claim lives, and `source` is a shared slice of other memory.
+        // SAFETY: the block is valid for writes of `len` bytes from `address` (contract of `Memory`), no Rust reference
+        // reaches it while this writable claim lives, and the caller promises that nobody else does.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.address() as *mut u8, source.len()) }
     }
 
@@ -145,7 +209,10 @@ impl Region {
     ///
     /// # Panics
     /// If the region is not host-accessible, or shorter than `target`.
-    pub fn copy_to_host(&self, target: &mut [u8]) {
+    ///
+    /// # Safety
+    /// No other thread writes these bytes meanwhile.
+    pub(crate) unsafe fn copy_to_host(&self, target: &mut [u8]) {
         assert!(self.kind().is_host_accessible() && target.len() <= self.len);
         // SAFETY: the block is valid for reads of `len` bytes from `address` (contract of `Memory`); `target` is
         // exclusively borrowed, so it cannot be a view of the block while this claim lives.
@@ -156,11 +223,14 @@ impl Region {
     ///
     /// # Panics
     /// If either is not host-accessible, if this region is not writable, or if it is shorter than `source`.
-    pub fn copy_from_region(&self, source: &Self) {
+    ///
+    /// # Safety
+    /// No other thread touches these bytes of this region, or writes those of `source`, meanwhile.
+    pub(crate) unsafe fn copy_from_region(&self, source: &Self) {
         assert!(self.kind().is_host_accessible() && source.kind().is_host_accessible());
         assert!(self.access == Access::Writable && source.len <= self.len);
-        // SAFETY: both blocks are valid for their lengths (contract of `Memory`) and no Rust reference reaches
-        // them against their claims. `copy` allows the two to overlap.
+        // SAFETY: both blocks are valid for their lengths (contract of `Memory`), no Rust reference reaches them against
+        // their claims, and the caller promises that nobody else does. `copy` allows the two to overlap.
         unsafe { std::ptr::copy(source.address() as *const u8, self.address() as *mut u8, source.len) }
     }
 }

@@ -49,6 +49,8 @@ struct State {
     slabs: Vec<Arc<dyn Memory>>,
     /// How many slabs are being made.
     growing: usize,
+    /// How many slots will never come back, because nobody knows what still uses them.
+    lost: usize,
 }
 
 /// Where a slot lies: its slab, and its byte offset there.
@@ -107,6 +109,11 @@ impl Ring {
                 return Ok(slot);
             }
             let state = self.shared.lock();
+            let all = state.slabs.len() * self.shared.settings.slots_per_slab;
+            if all > 0 && state.lost == all && state.growing == 0 {
+                return Err(Error::new(ErrorKind::OutOfMemory, "all staging memory was lost in earlier failures")
+                    .with_hint("build a new session; the GPU or the kernel may still use the old one's memory"));
+            }
             // A slot may have come back between the look and the lock, and its bell with it.
             if state.free.is_empty() && state.slabs.len() + state.growing > 0 {
                 drop(self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner));
@@ -179,8 +186,22 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Gives the slot up: its memory is never used again, because the kernel or a GPU may still use it.
+    pub(crate) fn lose(mut self) {
+        if let Some(region) = self.region.take() {
+            Box::leak(Box::new(region));
+            self.shared.lock().lost += 1;
+            self.shared.returned.notify_all();
+        }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.region.is_none() {
+            return;
+        }
         self.region = None;
         self.shared.lock().free.push(self.place.clone());
         self.shared.returned.notify_one();
@@ -229,6 +250,18 @@ mod tests {
             drop(slot);
             assert_eq!(waiter.join().expect("no panic"), 4096);
         });
+    }
+
+    #[test]
+    fn when_every_slot_is_lost_a_waiting_taker_is_told() {
+        let ring = Ring::new(RingSettings { slot_bytes: 4096, slots_per_slab: 1, bytes_max: 4096 });
+        let slot = ring.take().expect("memory");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| ring.take().map(drop));
+            slot.lose();
+            assert!(waiter.join().expect("no panic").is_err(), "nothing can come back");
+        });
+        assert!(ring.try_take().expect("no failure of the ring's own").is_none());
     }
 
     #[test]

@@ -137,7 +137,10 @@ impl Namespace for OsNamespace {
             }
             _ => failed("cannot open", path, errno),
         })?;
-        Ok(Arc::new(OsFile::new(fd, path)?))
+        let file = OsFile::new(fd, path)?;
+        // It is no pipe, then; and io_uring takes the flag for a wish to fail rather than to wait.
+        file.set_blocking(flags)?;
+        Ok(Arc::new(file))
     }
 
     fn create(&self, path: &Path) -> Result<Arc<dyn File>> {

@@ -1,9 +1,9 @@
 //! A file of the operating system.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, StatxFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::file::{DirectRules, File, Identity};
@@ -39,6 +39,12 @@ impl OsFile {
         Ok(Self { fd, path: path.to_owned() })
     }
 
+    /// Takes `O_NONBLOCK` from the flags with which the file was opened.
+    pub(super) fn set_blocking(&self, opened_with: OFlags) -> Result<()> {
+        let status = (opened_with - OFlags::NONBLOCK) & (OFlags::DIRECT | OFlags::APPEND);
+        rustix::fs::fcntl_setfl(&self.fd, status).map_err(|errno| self.failed("cannot set the mode of", errno))
+    }
+
     fn failed(&self, what: &str, errno: Errno) -> Error {
         failed(what, &self.path, errno)
     }
@@ -62,17 +68,23 @@ impl File for OsFile {
     }
 
     fn direct_rules(&self) -> Option<DirectRules> {
-        // `STATX_DIOALIGN` (Linux 6.1) tells the rules: all zero means that O_DIRECT is refused, except that tmpfs
-        // says nothing and accepts anything. Where the kernel does not tell, a page suits every filesystem that
-        // accepts O_DIRECT at all, and opening the file so is the test of that.
+        // No page of the page cache may be shared between a direct and a buffered transfer of one file.
+        let page = Alignment::new(rustix::param::page_size() as u64).unwrap_or(Alignment::PAGE).max(Alignment::PAGE);
+        // `STATX_DIOALIGN` (Linux 6.1) tells the rules: all zero means that O_DIRECT is refused.
         let statx = rustix::fs::statx(&self.fd, c"", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
         match statx {
             Some(statx) if statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
                 let memory = Alignment::new(u64::from(statx.stx_dio_mem_align))?;
                 let offset = Alignment::new(u64::from(statx.stx_dio_offset_align))?;
-                Some(DirectRules { memory, offset: offset.max(Alignment::PAGE) })
+                Some(DirectRules { memory, offset: offset.max(page) })
             }
-            _ => Some(DirectRules { memory: Alignment::PAGE, offset: Alignment::PAGE }),
+            // Where the kernel does not tell, a page suits every filesystem that accepts O_DIRECT at all, and opening the
+            // file so is the test of that.
+            _ => {
+                let again = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+                let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+                rustix::fs::open(again, flags, Mode::empty()).ok().map(|_| DirectRules { memory: page, offset: page })
+            }
         }
     }
 

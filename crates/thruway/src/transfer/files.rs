@@ -16,8 +16,15 @@ const OPEN_MAX: usize = 64;
 /// How many files a transfer may hold open, shared by its lanes.
 #[derive(Debug)]
 struct Permits {
-    free: Mutex<usize>,
+    free: Mutex<Free>,
     returned: Condvar,
+}
+
+#[derive(Debug)]
+struct Free {
+    count: usize,
+    /// Whether the transfer has failed, so that waiting is in vain.
+    stopped: bool,
 }
 
 /// A permit, returned when dropped.
@@ -26,7 +33,7 @@ struct Permit(Arc<Permits>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.free.lock().unwrap_or_else(PoisonError::into_inner).count += 1;
         self.0.returned.notify_one();
     }
 }
@@ -47,7 +54,8 @@ impl<'a> OpenFiles<'a> {
     /// Half of the descriptors that are left may be used: others in the process need some too.
     pub(super) fn new(namespace: &'a dyn Namespace) -> Self {
         let left = crate::storage::open_files_left().unwrap_or(usize::MAX);
-        let permits = Permits { free: Mutex::new((left / 2).clamp(1, OPEN_MAX)), returned: Condvar::new() };
+        let permits =
+            Permits { free: Mutex::new(Free { count: (left / 2).clamp(1, OPEN_MAX), stopped: false }), returned: Condvar::new() };
         Self { namespace, permits: Arc::new(permits), open: Mutex::default() }
     }
 
@@ -82,19 +90,25 @@ impl<'a> OpenFiles<'a> {
         Ok(Some(handle))
     }
 
+    /// Wakes whoever waits for a descriptor: the transfer has failed.
+    pub(super) fn stop(&self) {
+        self.permits.free.lock().unwrap_or_else(PoisonError::into_inner).stopped = true;
+        self.permits.returned.notify_all();
+    }
+
     fn map(&self) -> MutexGuard<'_, HashMap<Key, Weak<Counted>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn permit(&self, may_wait: bool) -> Option<Permit> {
         let mut free = self.permits.free.lock().unwrap_or_else(PoisonError::into_inner);
-        while *free == 0 {
-            if !may_wait {
+        while free.count == 0 {
+            if !may_wait || free.stopped {
                 return None;
             }
             free = self.permits.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
-        *free -= 1;
+        free.count -= 1;
         Some(Permit(Arc::clone(&self.permits)))
     }
 }

@@ -19,7 +19,7 @@ use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{Chunk, Piece, Placement};
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::io::policy::{Path, PathPolicy, Source};
-use crate::io::{Completion, Direction, Engine, Pooled, Request, Wait};
+use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
 use crate::storage::{Access, File};
 
@@ -76,11 +76,21 @@ struct Flight {
     slot: Option<Slot>,
 }
 
+impl Flight {
+    /// Keeps memory and slot for ever: nobody knows what still uses them.
+    fn lose(self) {
+        Box::leak(Box::new(self.chunk));
+        if let Some(slot) = self.slot {
+            slot.lose();
+        }
+    }
+}
+
 /// One thread driving one engine.
 pub(super) struct Lane<'a, 'b> {
     shared: &'a Shared<'b>,
     source: Source,
-    engine: Option<Pooled<'a>>,
+    engine: Pooled<'a>,
     queue: &'a Queue,
     next: Option<Chunk>,
     requests: HashMap<usize, Flight>,
@@ -111,54 +121,73 @@ impl<'a, 'b> Lane<'a, 'b> {
             next_token: 0,
             current: None,
             note: engine.note(),
-            engine: Some(engine),
+            engine,
             outcome: Outcome::default(),
         }
     }
 
     /// Carries out chunks until none is left. Returns when nothing of this lane's moves any more.
     pub(super) fn run(mut self) -> Result<Outcome> {
-        let Some(mut engine) = self.engine.take() else { return Ok(Outcome::default()) };
-        let retries_before = engine.retries();
-        let result = self.drive(&mut *engine);
-        let drained = if result.is_err() {
-            self.shared.stop.store(true, Ordering::Relaxed);
-            self.drain(&mut *engine)
-        } else {
-            Ok(())
-        };
-        self.outcome.retries = engine.retries() - retries_before;
+        let gpu = self.shared.context.streams.as_ref().map(|streams| Arc::clone(streams.gpu()));
+        let retries_before = self.engine.retries();
+        // Not every driver lets a thread without a current context queue copies.
+        let result = gpu.as_ref().map(|gpu| gpu.current()).transpose().and_then(|_current| self.drive());
+        let drained = if result.is_err() { self.abandon() } else { Ok(()) };
+        self.outcome.retries = self.engine.retries() - retries_before;
         if result.is_ok() {
-            self.shared.context.copies.lock().unwrap_or_else(PoisonError::into_inner).push(self.copies);
+            let copies = std::mem::replace(&mut self.copies, Copies::new(None));
+            self.shared.context.copies.lock().unwrap_or_else(PoisonError::into_inner).push(copies);
         }
-        result.and(drained).map(|()| self.outcome)
+        result.and(drained).map(|()| std::mem::take(&mut self.outcome))
     }
 
     /// Works until every chunk is done, or to the first failure.
-    fn drive(&mut self, engine: &mut dyn Engine) -> Result<()> {
+    fn drive(&mut self) -> Result<()> {
         let mut done = Vec::new();
         loop {
-            self.settle(engine)?;
-            self.fill(engine)?;
+            self.settle()?;
+            self.fill()?;
             if self.is_idle() {
                 return Ok(());
             }
-            let engine_has_room = self.requests.len() < engine.capabilities().depth;
-            if let Some((fence, request, flight)) = self.leaving.pop_front_if(|_| engine_has_room) {
-                self.copies.wait(fence)?;
-                self.submit(engine, request, flight)?;
+            if self.has_room() && !self.leaving.is_empty() {
+                self.leave()?;
             } else if self.requests.is_empty() {
-                if let Some((fence, flight)) = self.arriving.pop_front() {
-                    self.copies.wait(fence)?;
-                    self.count(flight, engine);
-                }
+                self.arrived()?;
             } else {
-                engine.complete(&mut done, Wait::ForOne)?;
+                self.engine.complete(&mut done, Wait::ForOne)?;
                 for completion in done.drain(..) {
-                    self.arrive(completion, engine)?;
+                    self.arrive(completion)?;
                 }
             }
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.requests.len() < self.engine.capabilities().depth
+    }
+
+    /// Waits for the oldest copy into a slot and submits the slot.
+    fn leave(&mut self) -> Result<()> {
+        // Until the copy is known to be done, the slot stays where a failure finds it.
+        if let Some((fence, ..)) = self.leaving.front_mut() {
+            self.copies.wait(fence)?;
+        }
+        match self.leaving.pop_front() {
+            Some((_, request, flight)) => self.submit(request, flight),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the oldest copy out of a slot and counts it.
+    fn arrived(&mut self) -> Result<()> {
+        if let Some((fence, _)) = self.arriving.front_mut() {
+            self.copies.wait(fence)?;
+        }
+        if let Some((_, flight)) = self.arriving.pop_front() {
+            self.count(flight);
+        }
+        Ok(())
     }
 
     /// The chunk that is to be started next.
@@ -179,31 +208,24 @@ impl<'a, 'b> Lane<'a, 'b> {
     }
 
     /// Takes what the copy engine has finished, without waiting.
-    fn settle(&mut self, engine: &mut dyn Engine) -> Result<()> {
-        while let Some((fence, _)) = self.arriving.front() {
-            if !fence.is_done()? {
-                break;
-            }
-            if let Some((fence, flight)) = self.arriving.pop_front() {
-                self.copies.wait(fence)?;
-                self.count(flight, engine);
-            }
+    fn settle(&mut self) -> Result<()> {
+        while let Some((fence, _)) = self.arriving.front()
+            && fence.is_done()?
+        {
+            self.arrived()?;
         }
-        while let Some((fence, ..)) = self.leaving.front() {
-            if self.requests.len() >= engine.capabilities().depth || !fence.is_done()? {
-                break;
-            }
-            if let Some((fence, request, flight)) = self.leaving.pop_front() {
-                self.copies.wait(fence)?;
-                self.submit(engine, request, flight)?;
-            }
+        while self.has_room()
+            && let Some((fence, ..)) = self.leaving.front()
+            && fence.is_done()?
+        {
+            self.leave()?;
         }
         Ok(())
     }
 
     /// Starts chunks until the engine's queue, the ring or the descriptors are used up, or none is left.
-    fn fill(&mut self, engine: &mut dyn Engine) -> Result<()> {
-        let depth = engine.capabilities().depth;
+    fn fill(&mut self) -> Result<()> {
+        let depth = self.engine.capabilities().depth;
         while self.peek().is_some() {
             if self.shared.options.cancel.is_cancelled() || self.shared.stop.load(Ordering::Relaxed) {
                 return Err(cancelled());
@@ -212,29 +234,32 @@ impl<'a, 'b> Lane<'a, 'b> {
                 return Ok(());
             }
             let may_wait = self.is_idle();
-            let Some(file) = self.file(may_wait)? else { return Ok(()) };
+            let Some(file) = self.file(may_wait)? else {
+                // A lane that may wait comes back without a file only when the transfer has failed elsewhere.
+                return if may_wait { Err(cancelled()) } else { Ok(()) };
+            };
             let Some(slot) = self.slot(may_wait)? else { return Ok(()) };
             let Some(chunk) = self.next.take() else { return Ok(()) };
-            self.start(engine, Flight { chunk, slot }, file)?;
+            self.start(Flight { chunk, slot }, file)?;
         }
         Ok(())
     }
 
     /// Submits a chunk, or first queues the copies that bring its bytes into its slot.
-    fn start(&mut self, engine: &mut dyn Engine, flight: Flight, file: Arc<dyn File>) -> Result<()> {
+    fn start(&mut self, flight: Flight, file: Arc<dyn File>) -> Result<()> {
         let request = self.request(&flight, file);
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Write) =
             (&flight.chunk.placement, &flight.slot, flight.chunk.direction)
         {
             for piece in pieces {
-                if let Err(error) = self.copies.copy(&piece.region, &part_of(slot, piece)) {
+                if let Err(error) = self.copies.hop(&piece.region, &part_of(slot, piece)) {
                     // Copies before this one may be under way, so the chunk is kept until the lane has drained.
                     self.leaving.push_back((Fence::default(), request, flight));
                     return Err(error);
                 }
             }
             return match self.copies.fence() {
-                Ok(fence) if fence.is_trivial() => self.submit(engine, request, flight),
+                Ok(fence) if fence.is_trivial() => self.submit(request, flight),
                 Ok(fence) => {
                     self.leaving.push_back((fence, request, flight));
                     Ok(())
@@ -245,14 +270,14 @@ impl<'a, 'b> Lane<'a, 'b> {
                 }
             };
         }
-        self.submit(engine, request, flight)
+        self.submit(request, flight)
     }
 
-    fn submit(&mut self, engine: &mut dyn Engine, request: Request, flight: Flight) -> Result<()> {
+    fn submit(&mut self, request: Request, flight: Flight) -> Result<()> {
         let token = request.token;
-        if engine.submit(request).is_err() {
+        if self.engine.submit(request).is_err() {
             return Err(
-                Error::new(ErrorKind::Io, "an engine refused a request below its own depth").with("engine", engine.name())
+                Error::new(ErrorKind::Io, "an engine refused a request below its own depth").with("engine", self.engine.name())
             );
         }
         self.requests.insert(token, flight);
@@ -304,12 +329,11 @@ impl<'a, 'b> Lane<'a, 'b> {
     }
 
     /// Takes a completion: queues the copies of staged bytes to their places, or counts what is done.
-    fn arrive(&mut self, completion: Completion, engine: &mut dyn Engine) -> Result<()> {
+    fn arrive(&mut self, completion: Completion) -> Result<()> {
         let Completion { request, result } = completion;
         let Some(flight) = self.requests.remove(&request.token) else {
-            return Err(
-                Error::new(ErrorKind::Io, "an engine completed a request that is not in flight").with("engine", engine.name())
-            );
+            return Err(Error::new(ErrorKind::Io, "an engine completed a request that is not in flight")
+                .with("engine", self.engine.name()));
         };
         if let Err(source) = result {
             let refused = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
@@ -317,11 +341,11 @@ impl<'a, 'b> Lane<'a, 'b> {
                 self.outcome.refused.push(flight.chunk);
                 return Ok(());
             }
-            return Err(self.failed(&flight.chunk, source, engine));
+            return Err(self.failed(&flight.chunk, source));
         }
         let Flight { chunk, slot } = &flight;
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
-            let queued = pieces.iter().try_for_each(|piece| self.copies.copy(&part_of(slot, piece), &piece.region));
+            let queued = pieces.iter().try_for_each(|piece| self.copies.hop(&part_of(slot, piece), &piece.region));
             match queued.and_then(|()| self.copies.fence()) {
                 Ok(fence) if fence.is_trivial() => {}
                 Ok(fence) => {
@@ -335,12 +359,12 @@ impl<'a, 'b> Lane<'a, 'b> {
                 }
             }
         }
-        self.count(flight, engine);
+        self.count(flight);
         Ok(())
     }
 
     /// Accounts for a chunk that is done.
-    fn count(&mut self, flight: Flight, engine: &dyn Engine) {
+    fn count(&mut self, flight: Flight) {
         let Flight { chunk, slot } = flight;
         drop(slot);
         let path = match (self.source, &chunk.placement) {
@@ -352,36 +376,40 @@ impl<'a, 'b> Lane<'a, 'b> {
             Some(note) => format!("{}; {note}", chunk.reason).into(),
             None => chunk.reason,
         };
-        *self.outcome.parts.entry((chunk.file, path, engine.name(), reason)).or_default() += chunk.wanted;
+        *self.outcome.parts.entry((chunk.file, path, self.engine.name(), reason)).or_default() += chunk.wanted;
         let moved = self.shared.moved.fetch_add(chunk.wanted, Ordering::Relaxed) + chunk.wanted;
         if let Some(progress) = &self.shared.options.progress {
             progress(moved);
         }
     }
 
-    /// After a failure: waits until neither engine nor copy engine touches anything of this lane's.
-    fn drain(&mut self, engine: &mut dyn Engine) -> Result<()> {
+    /// After a failure: stops the other lanes and waits until neither engine nor copy engine touches anything of this one's.
+    fn abandon(&mut self) -> Result<()> {
+        self.shared.stop();
         let mut done = Vec::new();
         let mut engine_failed = None;
-        while engine.in_flight() > 0 && engine_failed.is_none() {
-            engine_failed = engine.complete(&mut done, Wait::ForOne).err();
+        while self.engine.in_flight() > 0 && engine_failed.is_none() {
+            engine_failed = self.engine.complete(&mut done, Wait::ForOne).err();
             for completion in done.drain(..) {
                 self.requests.remove(&completion.request.token);
             }
         }
-        let copies = self.copies.drain();
-        if engine_failed.is_some() || copies.is_err() {
-            // Nobody knows what is still written to or read from. Leaking is the only safe thing left.
-            Box::leak(Box::new((
-                std::mem::take(&mut self.requests),
-                std::mem::take(&mut self.arriving),
-                std::mem::take(&mut self.leaving),
-            )));
+        let copied = self.copies.drain();
+        let requests = std::mem::take(&mut self.requests).into_values();
+        let copying = std::mem::take(&mut self.arriving).into_iter();
+        let leaving = std::mem::take(&mut self.leaving).into_iter().map(|(fence, _, flight)| (fence, flight));
+        for (fence, flight) in copying.chain(leaving) {
+            // A fence that is dropped waits, and keeps its regions if it cannot.
+            drop(fence);
+            if copied.is_err() { flight.lose() } else { drop(flight) }
         }
-        engine_failed.map_or(copies, Err)
+        for flight in requests {
+            if engine_failed.is_some() { flight.lose() } else { drop(flight) }
+        }
+        engine_failed.map_or(copied, Err)
     }
 
-    fn failed(&self, chunk: &Chunk, source: std::io::Error, engine: &dyn Engine) -> Error {
+    fn failed(&self, chunk: &Chunk, source: std::io::Error) -> Error {
         let known = self.shared.file(chunk.file);
         let what = match (chunk.direction, source.kind()) {
             (_, std::io::ErrorKind::UnexpectedEof) => "the file ended before it should, so it was cut while it was being read",
@@ -390,7 +418,17 @@ impl<'a, 'b> Lane<'a, 'b> {
         };
         let Extent { offset, length } = chunk.extent;
         let error = Error::from_io(what, source).with_file(&known.file.path);
-        error.with("offset", offset).with("length", length).with("engine", engine.name())
+        error.with("offset", offset).with("length", length).with("engine", self.engine.name())
+    }
+}
+
+impl Drop for Lane<'_, '_> {
+    /// A panic in the caller's progress callback comes this way.
+    fn drop(&mut self) {
+        if !self.is_idle() || self.engine.in_flight() > 0 {
+            // What cannot be waited for is kept for ever; a drop has nobody to tell.
+            drop(self.abandon());
+        }
     }
 }
 

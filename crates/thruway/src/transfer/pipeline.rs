@@ -20,7 +20,7 @@ use super::{FileRef, Move};
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
 use crate::io::{Direction, EngineName, EnginePool};
-use crate::memory::{Copies, CopyStreams, Region, Ring};
+use crate::memory::{Copies, CopyStreams, Filling, Region, Ring};
 use crate::storage::{Access, Buffering, Identity, Namespace};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
@@ -104,6 +104,7 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
         options,
         files: RwLock::default(),
         open: &open,
+        filling: Mutex::default(),
         stop: AtomicBool::new(false),
         moved: AtomicU64::new(0),
     };
@@ -132,12 +133,15 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
 /// Checks and plans a batch: groups its moves by file and direction, and looks at each file.
 fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
     plan::check(&moves)?;
+    let destinations = moves.iter().filter(|item| item.direction == Direction::Read).map(|item| &item.region);
+    let filling = Filling::begin_all(destinations)?;
+    shared.filling.lock().unwrap_or_else(PoisonError::into_inner).extend(filling);
     for kind in moves.iter().map(|item| item.region.kind()) {
         policy::check(shared.options.policy, kind)?;
     }
     let limits = bounded(shared.context);
     let mut chunks = Vec::new();
-    for (file, direction, moves) in by_file(moves) {
+    for (file, direction, moves) in by_file(moves)? {
         if shared.options.cancel.is_cancelled() {
             return Err(cancelled());
         }
@@ -154,7 +158,7 @@ fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
 type FileMoves = (Arc<FileRef>, Direction, Vec<(Extent, Region)>);
 
 /// The moves of each file in each direction, in the order in which the files are first named.
-fn by_file(moves: Vec<Move>) -> Vec<FileMoves> {
+fn by_file(moves: Vec<Move>) -> Result<Vec<FileMoves>> {
     let mut files: Vec<FileMoves> = Vec::new();
     let mut index: HashMap<(PathBuf, Direction), usize> = HashMap::new();
     let mut last: Option<usize> = None;
@@ -166,10 +170,21 @@ fn by_file(moves: Vec<Move>) -> Vec<FileMoves> {
                 files.len() - 1
             })
         });
+        if !Arc::ptr_eq(&files[at].0, &item.file) && files[at].0.expected != item.file.expected {
+            // One of the two may expect nothing, and then the other counts.
+            match (files[at].0.expected, item.file.expected) {
+                (Some(_), Some(_)) => {
+                    let message = "two moves expect the same file to be in two states";
+                    return Err(Error::new(ErrorKind::InvalidInput, message).with_file(&item.file.path));
+                }
+                (None, Some(_)) => files[at].0 = Arc::clone(&item.file),
+                (_, None) => {}
+            }
+        }
         files[at].2.push((item.extent, item.region));
         last = Some(at);
     }
-    files
+    Ok(files)
 }
 
 /// Chunks never exceed a slot.
@@ -232,7 +247,8 @@ fn verify_unchanged(namespace: &dyn Namespace, known: &Known) -> Result<()> {
             let replaced = (before.device, before.inode) != (now.device, now.inode);
             if replaced { Ok(()) } else { ensure_same(&known.file, before, now) }
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        // Gone or out of reach by now: what was read came from the file that was open.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -248,11 +264,19 @@ pub(super) struct Shared<'a> {
     /// Every file of the transfer. Grows with each batch.
     files: RwLock<Vec<Arc<Known>>>,
     pub(super) open: &'a OpenFiles<'a>,
+    /// What this transfer fills: no other may fill it meanwhile.
+    filling: Mutex<Vec<Filling>>,
     pub(super) stop: AtomicBool,
     pub(super) moved: AtomicU64,
 }
 
 impl Shared<'_> {
+    /// Stops all lanes, those that wait for a descriptor too.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.open.stop();
+    }
+
     /// The file with this number.
     pub(super) fn file(&self, number: usize) -> Arc<Known> {
         Arc::clone(&self.files.read().unwrap_or_else(PoisonError::into_inner)[number])
@@ -365,7 +389,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                 Ok(())
             });
             if let Err(error) = feed {
-                shared.stop.store(true, Ordering::Relaxed);
+                shared.stop();
                 results.push(Err(error));
                 break;
             }

@@ -137,8 +137,14 @@ pub fn check(moves: &[Move]) -> Result<()> {
         Err(Error::new(ErrorKind::InvalidInput, what).with_file(&item.file.path).with("offset", offset).with("length", length))
     };
     for item in moves {
-        if item.extent.length != item.region.len() as u64 || item.extent.offset.checked_add(item.extent.length).is_none() {
+        if item.extent.length != item.region.len() as u64 {
             return invalid("the extent and the region of a move differ in length", item);
+        }
+        if item.extent.offset.checked_add(item.extent.length).is_none() {
+            return invalid("the extent of a move ends beyond any length a file can have", item);
+        }
+        if item.direction == Direction::Write && item.region.access() != crate::memory::Access::ReadOnly {
+            return invalid("a write needs a read-only region, which a buffer's `source` gives", item);
         }
         if item.direction == Direction::Read && item.region.access() != crate::memory::Access::Writable {
             return invalid("a read needs a writable region", item);
@@ -176,17 +182,30 @@ pub fn plan_file(
     wanted.retain(|item| !item.extent.is_empty());
     wanted.sort_by_key(|item| item.extent.offset);
     let mut chunks = Vec::new();
+    let limits = aligned(limits, facts);
     for layer in layers(wanted) {
         for (span, inside) in spans.iter().zip(by_span(&layer, spans)) {
             let planner = Planner { file, direction, facts, span, limits };
             match span.source {
                 _ if inside.is_empty() => {}
+                // A request that holds no whole block cannot go past the page cache.
+                Source::Drive if limits.chunk_bytes == 0 => {
+                    let limits = Limits { chunk_bytes: 4096, ..limits };
+                    Planner { limits, ..planner }.page_cache(&inside, &mut chunks);
+                }
                 Source::PageCache => planner.page_cache(&inside, &mut chunks),
                 Source::Drive => planner.drive(&inside, &mut chunks),
             }
         }
     }
+    chunks.sort_by_key(|chunk| chunk.extent.offset);
     chunks
+}
+
+/// Limits whose chunks are whole blocks of the file.
+fn aligned(limits: Limits, facts: FileFacts) -> Limits {
+    let alignment = facts.direct.map_or(Alignment::ONE, |rules| rules.offset);
+    Limits { chunk_bytes: alignment.down(limits.chunk_bytes), segments_max: limits.segments_max.max(1), ..limits }
 }
 
 /// Sorted ranges dealt into lists in which none overlaps another: nearly always one list. (Two moves may read
@@ -226,6 +245,7 @@ fn split(item: &Wanted, at: u64) -> (Wanted, Wanted) {
     (item.part(left), item.part(right))
 }
 
+#[derive(Clone, Copy)]
 struct Planner<'a> {
     file: usize,
     direction: Direction,
@@ -319,7 +339,6 @@ impl Planner<'_> {
             }
             Direction::Write => self.gather(&loose, rules.offset, chunks),
         }
-        chunks.sort_by_key(|chunk| (chunk.file, chunk.extent.offset));
     }
 
     fn goes_straight(&self, item: &Wanted, core: Extent) -> bool {
@@ -393,7 +412,9 @@ impl Planner<'_> {
             if !inside.is_empty() {
                 self.through_ring(Source::Drive, alignment, &joined(&inside), chunks);
             }
-            ends.iter().filter(|end| !end.is_empty()).for_each(|end| self.page_cache(end, chunks));
+            let span = Span { reason: "an end that fills no block".into(), ..self.span.clone() };
+            let planner = Planner { span: &span, ..*self };
+            ends.iter().filter(|end| !end.is_empty()).for_each(|end| planner.page_cache(end, chunks));
         }
     }
 }

@@ -4,6 +4,7 @@
 //! Neither registered files nor registered buffers are used: at requests of 4 MiB their gain is lost in the
 //! noise (see `docs/decisions/0003-uring-without-registration.md`), and registering charges locked memory.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsRawFd;
 
@@ -50,6 +51,8 @@ pub struct Uring {
     ring: IoUring,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
+    /// Entries that the kernel has not been given yet.
+    queued: VecDeque<(usize, squeue::Entry)>,
 }
 
 // SAFETY: the raw pointers in a flight's vectors point into regions that the same flight holds; the ring is used by
@@ -71,7 +74,7 @@ impl Uring {
         let depth = depth.clamp(1, 4096);
         let ring = IoUring::builder().dontfork().build(depth).map_err(UringRefused)?;
         // A profile may allow the set-up and block the rest, so try one operation that does nothing.
-        let mut engine = Self { ring, flights: Vec::new(), free: (0..depth as usize).rev().collect() };
+        let mut engine = Self { ring, flights: Vec::new(), free: (0..depth as usize).rev().collect(), queued: VecDeque::new() };
         engine.flights.resize_with(depth as usize, || None);
         // SAFETY: a no-operation refers to no memory.
         if unsafe { engine.ring.submission().push(&opcode::Nop::new().build()) }.is_err() {
@@ -84,6 +87,14 @@ impl Uring {
 
     /// Hands what is queued to the kernel and waits for `want` completions.
     fn enter(&mut self, want: usize) -> std::io::Result<()> {
+        while let Some((_, entry)) = self.queued.front() {
+            // SAFETY: the entry points into the vectors and, through them, into the regions of a request in `flights`, where
+            // both stay until the completion is reaped, or for ever if it never comes.
+            if unsafe { self.ring.submission().push(entry) }.is_err() {
+                break;
+            }
+            self.queued.pop_front();
+        }
         loop {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => return Ok(()),
@@ -93,6 +104,30 @@ impl Uring {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) && self.has_completions() => {
                     return Ok(());
                 }
+                // Nothing is done yet either: wait for what is under way without submitting more.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) && self.is_under_way() => {
+                    return self.wait_for_one();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether the kernel has requests that are not done.
+    fn is_under_way(&mut self) -> bool {
+        let unsubmitted = self.queued.len() + self.ring.submission().len();
+        self.in_flight() > unsubmitted
+    }
+
+    /// Waits for a completion and submits nothing.
+    fn wait_for_one(&mut self) -> std::io::Result<()> {
+        /// `IORING_ENTER_GETEVENTS` of linux/io_uring.h.
+        const GETEVENTS: u32 = 1;
+        loop {
+            // SAFETY: no argument is passed, so no memory is referred to.
+            match unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, GETEVENTS, None) } {
+                Ok(_) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -147,17 +182,11 @@ impl Engine for Uring {
     fn submit(&mut self, request: Request) -> Result<(), Box<Request>> {
         let Some(index) = self.free.pop() else { return Err(Box::new(request)) };
         let vectors = io_vectors(&request);
-        // A request that cannot be expressed (no descriptor) becomes a no-operation on a bad descriptor, and so
-        // comes back with the kernel's EBADF like any other failure.
+        // A request that cannot be expressed (no descriptor) becomes an operation on a bad descriptor, and so comes
+        // back with the kernel's EBADF like any other failure.
         let entry = Self::entry(&request, &vectors, index)
             .unwrap_or_else(|| opcode::Fsync::new(types::Fd(-1)).build().user_data(index as u64));
-        // SAFETY: the entry points into the vectors and, through them, into the request's regions; both are put into
-        // `flights` below and stay there until the completion is reaped, or for ever if it never comes.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        if pushed.is_err() {
-            self.free.push(index);
-            return Err(Box::new(request));
-        }
+        self.queued.push_back((index, entry));
         self.flights[index] = Some(Flight { request, _vectors: vectors });
         Ok(())
     }
@@ -185,6 +214,11 @@ impl Engine for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
+        // What the kernel has not been given is never begun.
+        for (index, _) in std::mem::take(&mut self.queued) {
+            self.flights[index] = None;
+            self.free.push(index);
+        }
         let mut done = Vec::new();
         while self.in_flight() > 0 {
             if self.enter(1).is_err() {

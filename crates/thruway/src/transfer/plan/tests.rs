@@ -182,3 +182,20 @@ fn many_small_neighbours_become_few_requests() {
         assert!(chunks.len() <= 20_000 / 256 + 1, "{source:?}: {} requests", chunks.len());
     }
 }
+
+#[test]
+fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
+    let mut buffer = HostBuffer::new(1 << 20).expect("memory");
+    let spans = [span(0, 1 << 20, Source::Drive, false)];
+    for (block, chunk_bytes) in [(16384, 4096), (16384, 20480), (65536, 65536)] {
+        let facts = FileFacts { length: 1 << 20, direct: Some(DirectRules { memory: alignment(512), offset: alignment(block) }) };
+        let limits = Limits { chunk_bytes, ..Limits::default() };
+        let moves = vec![(Extent::new(100, 500_000), buffer.region(100..500_100).expect("in range"))];
+        let chunks = plan_file(0, Direction::Read, facts, &spans, moves, limits);
+        assert_eq!(chunks.iter().map(|chunk| chunk.wanted).sum::<u64>(), 500_000);
+        for chunk in &chunks {
+            assert!(chunk.extent.length <= chunk_bytes);
+            assert!(chunk.source == Source::PageCache || alignment(block).divides(chunk.extent.offset));
+        }
+    }
+}

@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""Runs other software beside Thruway on the same files, and prints one table of all.
+
+    run_peers.py --wheels DIR --candidate DIR --dir DIR --thruway BINARY --json FILE [--seconds N] [--scale X]
+
+Each system runs in processes of its own (peers.py and save_peers.py; Thruway's is its own command). Systems take turns,
+round after round, for as long as the time allows; each has run once in every scenario before the time of another is
+cut. A step that hangs is killed and costs its own figures alone. What cannot run is listed with the reason.
+
+    cached    8.72 GB, 4 shards, 180 bf16 tensors, in the page cache
+    many      20,000 bf16 tensors of 64 KiB in one file, in the page cache
+    small     38 tensors, 90 MB, one file, in the page cache
+    cold      as cached, but on the drive only: the page cache is dropped before every load (root only)
+    save      4.3 GB from the GPU, synced
+
+--wheels and --candidate hold the peers' wheels, the latter those that replace a package of the same name. `--device
+cpu` tries this script without a GPU, with whatever peers can do that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import direct_io
+import facts
+import gen_model
+import tables
+from harness import StepError, Suite, run, say
+
+HERE = Path(__file__).resolve().parent
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+NO_TIME = "no time was left"
+
+
+@dataclass(frozen=True)
+class System:
+    """One row of a table: a program, and how it is set."""
+
+    label: str
+    name: str
+    env: dict[str, str] = field(default_factory=dict)
+    # Its wheel replaces a package that others use too.
+    candidate: bool = False
+    # It passes the page cache by, so that more than one repetition tells nothing new and takes long.
+    slow: bool = False
+
+
+def instanttensor(backend: str, slow: bool = False) -> System:
+    env = {"INSTANTTENSOR_BACKEND": backend} if backend else {}
+    return System(f"instanttensor {backend or 'default'}", "instanttensor", env, slow=slow)
+
+
+THRUWAY = System("thruway", "thruway")
+SAFETENSORS = System("safetensors", "safetensors")
+PREFETCH = System("safetensors prefetch", "safetensors-prefetch", candidate=True)
+FASTSAFETENSORS = System("fastsafetensors", "fastsafetensors", slow=True)
+RUNAI = System("runai-model-streamer", "runai", slow=True)
+KVIKIO = System("kvikio, raw bytes", "kvikio")
+LIMIT = System("limit: pinned host to GPU", "limit")
+
+CACHED = (
+    THRUWAY,
+    instanttensor("MMAP"),
+    instanttensor("URING_BUFFERED"),
+    PREFETCH,
+    KVIKIO,
+    SAFETENSORS,
+    FASTSAFETENSORS,
+    RUNAI,
+    instanttensor("", slow=True),
+    LIMIT,
+)
+COLD = (
+    THRUWAY,
+    SAFETENSORS,
+    PREFETCH,
+    FASTSAFETENSORS,
+    RUNAI,
+    instanttensor(""),
+    instanttensor("URING"),
+    KVIKIO,
+)
+SAVE = (
+    THRUWAY,
+    System("torch.save", "torch.save"),
+    System("safetensors save_file", "safetensors"),
+    System("torch DCP", "dcp"),
+    System("kvikio, raw bytes", "kvikio"),
+)
+# What these can do on a machine without a GPU.
+ON_CPU = ("thruway", "safetensors", "fastsafetensors", "runai", "torch.save", "dcp")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    title: str
+    systems: tuple[System, ...]
+    # Loads in one process, the first included.
+    repeat: int
+    # Of one step, seconds.
+    limit: float
+    # The share of the time, beside the other scenarios'.
+    weight: float
+
+
+SCENARIOS = (
+    Scenario("cached", "8.72 GB, 180 tensors in 4 files, in the page cache", CACHED, 3, 75, 3.0),
+    Scenario("many", "20,000 tensors of 64 KiB, one file, in the page cache", CACHED[:-1], 4, 60, 1.5),
+    Scenario("small", "38 tensors, 90 MB, one file, in the page cache", CACHED[:-1], 5, 45, 1.2),
+    Scenario("cold", "8.72 GB, 180 tensors in 4 files, on the drive only", COLD, 1, 90, 2.5),
+    Scenario("save", "4.3 GB from the GPU, synced to the drive", SAVE, 2, 120, 2.0),
+)
+
+
+# ----------------------------------------------------------------------- the peers' packages
+
+
+def unpack(wheels: Path | None, folder: Path) -> None:
+    """Installs wheels into a folder, without pip and without network: a wheel is an archive."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for wheel in sorted(wheels.glob("*.whl")) if wheels else []:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    for data in folder.glob("*.data"):
+        for part in ("purelib", "platlib"):
+            if (data / part).is_dir():
+                shutil.copytree(data / part, folder, dirs_exist_ok=True)
+        shutil.rmtree(data)
+
+
+def cuda_libraries(python: str) -> list[str]:
+    """Where CUDA's libraries may lie that the loader does not look for: some peers open them by name alone."""
+    program = "import sys, json; print(json.dumps(sys.path))"
+    told = run([python, "-c", program], 30)
+    packages = [Path(path) for path in json.loads(told.stdout or "[]") if path]
+    found = [lib for path in packages for lib in sorted(path.glob("nvidia/*/lib"))]
+    found += [lib for root in sorted(Path("/usr/local").glob("cuda*")) for lib in sorted(root.glob("targets/*/lib"))]
+    return [str(lib) for lib in found if lib.is_dir()]
+
+
+def python_with_torch(wanted: str | None) -> str:
+    """An interpreter that has torch: this one, or the one that the machine calls python3."""
+    tried = [wanted] if wanted else [sys.executable, shutil.which("python3"), shutil.which("python3.12")]
+    for python in dict.fromkeys(filter(None, tried)):
+        if run([python, "-c", "import torch"], 90).code == 0:
+            return python
+    return wanted or sys.executable
+
+
+# ------------------------------------------------------------------------------ the driver
+
+
+class Driver:
+    """All scenarios on one machine."""
+
+    def __init__(self, suite: Suite, args: argparse.Namespace) -> None:
+        self.suite, self.args = suite, args
+        self.place: Path = args.dir / "peers"
+        self.place.mkdir(parents=True, exist_ok=True)
+        self.python = python_with_torch(args.python)
+        self.models: dict[str, Path] = {}
+        self.data = suite.data.setdefault("scenarios", {})
+        self.seconds: dict[tuple[str, str], float] = {}
+        unpack(args.wheels, self.place / "packages")
+        unpack(args.candidate, self.place / "packages-candidate")
+        self.libraries = cuda_libraries(self.python)
+        told = run([args.thruway, "--version"], 30).stdout.split() if args.thruway else []
+        self.version = told[-1] if told else "unknown"
+
+    def drive(self, scenarios: list[Scenario]) -> None:
+        for number, scenario in enumerate(scenarios):
+            share = self.suite.left(1e9) * scenario.weight / sum(one.weight for one in scenarios[number:])
+            self.suite.step(scenario.name, lambda scenario=scenario, share=share: self.scenario(scenario, share))
+
+    def scenario(self, scenario: Scenario, share: float) -> None:
+        until = time.monotonic() + share
+        data = self.data.setdefault(scenario.name, {"title": scenario.title, "systems": {}})
+        data["repeat"] = scenario.repeat
+        if scenario.name == "save":
+            data["bytes"] = max(1, round(4.3e9 * self.args.scale))
+        else:
+            model = self.model(scenario.name)
+            data["bytes"] = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+        systems = [system for system in scenario.systems if self.args.device != "cpu" or system.name in ON_CPU]
+        for system in systems:
+            data["systems"][system.label] = {"processes": [], "skipped": NO_TIME}
+        for number in range(self.args.rounds):
+            if scenario.name == "cold":
+                self.drive_limit(data, number)
+            for system in systems:
+                entry = data["systems"][system.label]
+                expected = self.seconds.get((scenario.name, system.label), 0.0)
+                failed = number > 0 and not entry["processes"]
+                # The first round is everybody's; after it only what fits into the scenario's share.
+                if failed or (number > 0 and time.monotonic() + expected > until):
+                    continue
+                self.step(scenario, system, entry)
+                self.suite.write()
+
+    def step(self, scenario: Scenario, system: System, entry: dict) -> None:
+        begun = time.monotonic()
+        try:
+            told = self.once(scenario, system)
+            entry["processes"].append(told)
+            entry["skipped"] = None
+            outcome = f"{told['runs'][0]['seconds']:.3f} s, first"
+        except Exception as error:
+            text = str(error) if isinstance(error, StepError) else f"{type(error).__name__}: {error}"
+            outcome = entry["failure"] = text
+            if not entry["processes"]:
+                entry["skipped"] = text
+        seconds = time.monotonic() - begun
+        self.seconds[scenario.name, system.label] = seconds
+        say(f"peers: {scenario.name}: {system.label}: {outcome} ({seconds:.1f} s in all)")
+
+    def once(self, scenario: Scenario, system: System) -> dict:
+        """One process of one system; gives its runs."""
+        if scenario.name == "save":
+            return self.save(scenario, system)
+        model = self.models[scenario.name]
+        files = sorted(model.glob("*.safetensors"))
+        repeat = min(scenario.repeat, 2) if system.slow else scenario.repeat
+        cold = scenario.name == "cold"
+        if not cold and system.name != "limit":
+            self.warm(files)
+        if system.name == "thruway":
+            return self.thruway(scenario, model, files, repeat)
+        command = [self.python, HERE / "peers.py", system.name, model, "--repeat", str(repeat)]
+        command += ["--device", self.args.device, *(["--cold"] if cold else [])]
+        return self.suite.run(command, scenario.limit, self.environment(system)).json()
+
+    def thruway(self, scenario: Scenario, model: Path, files: list[Path], repeat: int) -> dict:
+        if scenario.name == "cold":
+            self.chill(files)
+        device = "host" if self.args.device == "cpu" else self.args.device
+        command = [self.args.thruway, "--json", "load", model, "--device", device, "--repeat", str(repeat)]
+        told = self.suite.run(command, scenario.limit).json()
+        runs = [{"seconds": one["elapsed_seconds"], "cpu_seconds": one["cpu_seconds"]} for one in told["runs"]]
+        taken = sorted({f"{part['path']} ({part['engine']})" for file in told["files"] for part in file["parts"]})
+        known = {"name": "thruway", "version": self.version, "bytes": told["bytes"], "tensors": told["tensors"]}
+        return {**known, "runs": runs, "peak_host_bytes": told["peak_host_bytes"], "taken": taken}
+
+    def save(self, scenario: Scenario, system: System) -> dict:
+        size, count = self.data["save"]["bytes"], str(scenario.repeat)
+        if system.name != "thruway":
+            command = [self.python, HERE / "save_peers.py", system.name, self.place, "--bytes", str(size)]
+            command += ["--repeat", count, "--device", self.args.device]
+            return self.suite.run(command, scenario.limit, self.environment(system)).json()
+        device = "host" if self.args.device == "cpu" else self.args.device
+        command = [self.args.thruway, "--json", "bench", "--device", device, "--dir", self.place]
+        told = self.suite.run([*command, "--size", str(size), "--repeat", count], scenario.limit).json()
+        saved = next((result for result in told["results"] if result["name"].startswith("save")), None)
+        if saved is None or not saved.get("gb_per_s"):
+            raise StepError("`thruway bench` told of no save")
+        for limit in told["limits"]:
+            if limit["name"] == "O_DIRECT write, fresh file, best" and limit["gb_per_s"]:
+                self.data["save"].setdefault("limits", []).append(limit["gb_per_s"])
+        # Its command tells the median of its runs alone.
+        runs = [{"seconds": saved["bytes"] / saved["gb_per_s"] / 1e9, "cpu_seconds": saved["cpu_seconds"]}]
+        return {"name": "thruway", "version": self.version, "bytes": saved["bytes"], "runs": runs}
+
+    # ------------------------------------------------------------------ the same start for all
+
+    def environment(self, system: System) -> dict[str, str]:
+        packages = [self.place / "packages-candidate"] if system.candidate else []
+        paths = [*packages, self.place / "packages", *filter(None, [os.environ.get("PYTHONPATH")])]
+        libraries = [*self.libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        joined = {"PYTHONPATH": ":".join(map(str, paths)), "LD_LIBRARY_PATH": ":".join(libraries)}
+        return {**joined, "PYTHONDONTWRITEBYTECODE": "1", **system.env}
+
+    def model(self, scenario: str) -> Path:
+        """Makes the model of a scenario; the cold one is the cached one."""
+        kind = "llama" if scenario in ("cached", "cold") else scenario
+        directory = self.place / kind
+        if not directory.exists():
+            if kind == "llama":
+                width = max(64, round(4096 * self.args.scale**0.5 / 64) * 64)
+                gen_model.make(directory, "4", 20, width=width)
+            else:
+                gen_model.make(directory, kind, scale=self.args.scale)
+        self.models[scenario] = directory
+        return directory
+
+    def warm(self, files: list[Path]) -> None:
+        """Whatever ran before, all of the model is in the page cache now."""
+        total = sum(path.stat().st_size for path in files)
+        if sum(map(direct_io.resident_bytes, files)) < total:
+            direct_io.warm(files)
+            left = total - sum(map(direct_io.resident_bytes, files))
+            if left > total // 100:
+                raise StepError(f"{left} bytes of the model do not stay in the page cache")
+
+    def chill(self, files: list[Path]) -> None:
+        """As peers.py does it. What the command itself consists of is brought back: it is not what is measured."""
+        os.sync()
+        if self.args.device != "cpu":
+            DROP_CACHES.write_text("3")
+        left = direct_io.evict_wholly(files)
+        if left:
+            raise StepError(f"the page cache keeps {left} bytes of the model")
+        direct_io.warm([Path(self.args.thruway)])
+
+    def drive_limit(self, data: dict, number: int) -> None:
+        """The drive's rate on the same files, beside: the best shape is sought once and measured again in each round."""
+        files = sorted(self.models["cold"].glob("*.safetensors"))
+        try:
+            direct_io.evict_wholly(files)
+            if number == 0:
+                rate, self.shape = direct_io.best_shape(lambda shape: direct_io.read_rate(files, shape))
+                data["limit_shape"] = str(self.shape)
+            else:
+                rate = direct_io.read_rate(files, self.shape)
+            data.setdefault("limits", []).append(rate)
+        except OSError as error:
+            say(f"peers: cold: the drive's limit is not known: {error}")
+
+
+def main() -> int:
+    names = [scenario.name for scenario in SCENARIOS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wheels", type=Path, help="folder of the peers' wheels")
+    parser.add_argument("--candidate", type=Path, help="folder of wheels that replace others")
+    parser.add_argument("--dir", type=Path, required=True, help="a directory on the drive, with 20 GB free")
+    parser.add_argument("--thruway", type=Path, required=True, help="the release binary")
+    parser.add_argument("--json", type=Path, required=True, help="where all figures go")
+    parser.add_argument("--seconds", type=float, default=3600, help="the most time that all may take")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all models")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each system in each scenario, at most")
+    parser.add_argument("--scenarios", default=",".join(names), help="those to run, with commas between")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu to try the script")
+    parser.add_argument("--python", help="an interpreter with torch; looked for by default")
+    args = parser.parse_args()
+    chosen = args.scenarios.split(",")
+    if unknown := set(chosen) - set(names):
+        parser.error(f"no such scenarios: {', '.join(sorted(unknown))}")
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    known = {**facts.machine(args.dir), "scale": args.scale, "device": args.device, "rounds": args.rounds}
+    suite = Suite(args.json.stem, args.seconds, args.json.resolve().parent, known)
+    place = args.dir / "peers"
+    try:
+        driver: Callable[[], None] = lambda: Driver(suite, args).drive([s for s in SCENARIOS if s.name in chosen])  # noqa: E731
+        driver()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        suite.write()
+    for table in tables.peers(suite.data):
+        print("\n".join(table.plain()), flush=True)
+    ours = [one["systems"]["thruway"] for one in suite.data.get("scenarios", {}).values() if "thruway" in one["systems"]]
+    return int(not ours or any(not entry["processes"] for entry in ours))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
