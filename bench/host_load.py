@@ -11,8 +11,9 @@ Cold: the file is on the drive alone, which is looked at and not assumed. Beside
 O_DIRECT in several shapes of requests (bench/direct_io.py, no code of Thruway's); the best median of a shape is the
 limit.
 
-The models are a generated one of 2 GB and, if it is set, THRUWAY_TEST_MODEL. Needs Python with numpy and safetensors
-for the reference (without them it is skipped, and said so). Other work on the machine disturbs: before each load the
+The models are a generated one of 2 GB, laid out as the format's reference writer lays it out; the same as `thruway
+copy` writes it; and, if it is set, THRUWAY_TEST_MODEL. Needs Python with numpy and safetensors for the reference
+(without them it is skipped, and said so). Other work on the machine disturbs: before each load the
 script waits a while for idle processors, and tells how busy they were; `--first` gives all contenders alike the highest
 priority, so that other work waits for them instead (root only). Exit status: 0 if every bar holds.
 """
@@ -24,6 +25,7 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -48,6 +50,8 @@ SHAPES = (
     Shape(32, 1 << 20),
     Shape(16, 1 << 20),
 )
+# What a contender may need beside the model itself.
+BESIDE_BYTES = 512 << 20
 IDLE_BUSY = 0.10
 RUN_SECONDS = 120.0
 
@@ -199,7 +203,7 @@ class Comparison:
         self.bytes = sum(file.stat().st_size for file in self.files)
         self.busy: list[float] = []
         self.data: dict = {"bytes": self.bytes, "files": len(self.files)}
-        suite.data[label] = self.data
+        suite.data.setdefault("models", {})[label] = self.data
 
     def thruway(self) -> dict:
         command = [*self.prefix, self.args.thruway, "--json", "load", self.path, "--device", "host"]
@@ -232,7 +236,7 @@ class Comparison:
         """Brings the whole model into the page cache, just before a load: a kernel may reclaim what lies unused."""
         for _ in range(5):
             direct_io.warm(self.files)
-            back_memory(self.bytes + self.bytes // 8)
+            back_memory(self.bytes + BESIDE_BYTES)
             if (left := self.bytes - sum(map(direct_io.resident_bytes, self.files))) == 0:
                 return
         raise StepError(f"{left} bytes of the model do not stay in the page cache, so nothing cached can be measured")
@@ -306,7 +310,7 @@ class Comparison:
         left = direct_io.evict_wholly(self.files)
         if left:
             raise StepError(f"the page cache keeps {left} bytes of the model, so nothing cold can be measured")
-        back_memory(self.bytes + self.bytes // 8)
+        back_memory(self.bytes + BESIDE_BYTES)
         return {**self.thruway(), "busy_before": share}
 
 
@@ -346,6 +350,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="thruway-host-load-", dir=args.dir) as place:
         out = args.json or Path(place) / "host-load.json"
         suite = Suite(out.stem, args.seconds, out.resolve().parent, {**facts.machine(Path(place)), **conditions()})
+        suite.data["titles"] = TITLES
+        suite.facts["thruway"] = run([args.thruway, "--version"], 30).stdout.strip()
         models: dict[str, Path] = {}
         if os.environ.get("THRUWAY_TEST_MODEL"):
             # A copy: tests that run at the same time throw the original out of the page cache.
@@ -354,6 +360,9 @@ def main() -> int:
             generated = Path(place) / "generated"
             size = gen_model.make(generated, "small", scale=GENERATED_SCALE * args.scale)
             models[f"generated {size / 1e9:.1f} GB"] = generated
+            written = Path(place) / "written.safetensors"
+            run([args.thruway, "--json", "copy", generated / "model.safetensors", written], 300).json()
+            models["the same, written by Thruway"] = written
         for label, path in models.items():
             one = Comparison(suite, args, label, path)
             suite.step(f"{label}, cached", one.cached)
@@ -390,11 +399,10 @@ def conditions() -> dict:
     """What the machine was set to, and how busy it was, when the measurements began."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = setting.read_text().split("[")[1].split("]")[0] if setting.exists() else "unknown"
-    return {
-        "load_before": os.getloadavg(),
-        "huge_pages": chosen,
-        "command": " ".join(["bench/host_load.py", *sys.argv[1:]]),
-    }
+    command = " ".join(["bench/host_load.py", *sys.argv[1:]])
+    # Where things lie tells nobody anything.
+    command = re.sub(r" --(thruway|json|dir)[ =]\S+", "", command)
+    return {"load_before": os.getloadavg(), "huge_pages": chosen, "command": command}
 
 
 if __name__ == "__main__":

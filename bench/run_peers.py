@@ -26,7 +26,6 @@ import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,8 +173,9 @@ class Driver:
         unpack(args.wheels, self.place / "packages")
         unpack(args.candidate, self.place / "packages-candidate")
         self.libraries = cuda_libraries(self.python)
-        told = run([args.thruway, "--version"], 30).stdout.split() if args.thruway else []
+        told = run([args.thruway, "--version"], 30).stdout.split()
         self.version = told[-1] if told else "unknown"
+        suite.facts["thruway"] = f"thruway {self.version}"
 
     def drive(self, scenarios: list[Scenario]) -> None:
         for number, scenario in enumerate(scenarios):
@@ -311,7 +311,7 @@ class Driver:
         direct_io.warm([Path(self.args.thruway)])
 
     def drive_limit(self, data: dict, number: int) -> None:
-        """The drive's rate on the same files, beside: the best shape is sought once and measured again in each round."""
+        """The drive's rate on the same files, beside: the best shape is sought once and tried again in each round."""
         files = sorted(self.models["cold"].glob("*.safetensors"))
         try:
             direct_io.evict_wholly(files)
@@ -345,17 +345,19 @@ def main() -> int:
         parser.error(f"no such scenarios: {', '.join(sorted(unknown))}")
     args.json.parent.mkdir(parents=True, exist_ok=True)
     known = {**facts.machine(args.dir), "scale": args.scale, "device": args.device, "rounds": args.rounds}
+    known["command"] = f"bench/run_peers.py --scenarios {args.scenarios} --rounds {args.rounds} --scale {args.scale:g}"
     suite = Suite(args.json.stem, args.seconds, args.json.resolve().parent, known)
     place = args.dir / "peers"
     try:
-        driver: Callable[[], None] = lambda: Driver(suite, args).drive([s for s in SCENARIOS if s.name in chosen])  # noqa: E731
-        driver()
+        Driver(suite, args).drive([scenario for scenario in SCENARIOS if scenario.name in chosen])
     finally:
         shutil.rmtree(place, ignore_errors=True)
         suite.write()
     for table in tables.peers(suite.data):
         print("\n".join(table.plain()), flush=True)
-    ours = [one["systems"]["thruway"] for one in suite.data.get("scenarios", {}).values() if "thruway" in one["systems"]]
+    ours = [
+        one["systems"]["thruway"] for one in suite.data.get("scenarios", {}).values() if "thruway" in one["systems"]
+    ]
     return int(not ours or any(not entry["processes"] for entry in ours))
 
 

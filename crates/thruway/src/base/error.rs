@@ -117,7 +117,7 @@ impl Error {
     /// Adds the file that the failure is about, escaped so that it is safe to print.
     #[must_use]
     pub fn with_file(self, path: &Path) -> Self {
-        self.with("file", printable(&path.to_string_lossy()))
+        self.with("file", escaped(&path.to_string_lossy()))
     }
 
     /// Adds the tensor that the failure is about, escaped so that it is safe to print.
@@ -231,20 +231,29 @@ fn classify(source: &std::io::Error) -> (ErrorKind, Option<&'static str>) {
 /// byte, line breaks, and the marks that reverse the direction of text. Very long text is cut.
 pub fn printable(text: &str) -> String {
     const CHARS_MAX: usize = 200;
-    let mut out = String::with_capacity(text.len().min(CHARS_MAX));
-    for (count, c) in text.chars().enumerate() {
-        if count == CHARS_MAX {
-            out.push('…');
-            break;
-        }
-        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        if c.is_control() || hidden {
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((cut, _)) => escaped(&text[..cut]) + "…",
+        None => escaped(text),
+    }
+}
+
+/// As [`printable`], but whole however long: for paths, whose end says most and whose length the system limits.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || is_invisible(c) {
             out.extend(c.escape_default());
         } else {
             out.push(c);
         }
     }
     out
+}
+
+/// Marks that change how text is laid out or compared without being seen: directions, joiners, separators, tags.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]
@@ -292,5 +301,9 @@ mod tests {
         assert_eq!(printable("\u{1b}[31mred\n\u{0}\u{202e}x"), "\\u{1b}[31mred\\n\\u{0}\\u{202e}x");
         assert_eq!(printable("权重 café"), "权重 café");
         assert!(printable(&"L".repeat(70_000)).chars().count() <= 201);
+        assert_eq!(printable("\u{61c}\u{2028}\u{e0041}"), "\\u{61c}\\u{2028}\\u{e0041}");
+        let deep = format!("{}/the-one.safetensors", "d/".repeat(1000));
+        let error = Error::new(ErrorKind::Io, "x").with_file(Path::new(&deep));
+        assert_eq!(error.context("file"), Some(deep.as_str()), "a path is shown to its end");
     }
 }

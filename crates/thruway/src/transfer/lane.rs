@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::FileRef;
+use super::files::ensure_same;
 use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{Chunk, Piece, Placement};
 use crate::base::{Error, ErrorKind, Extent, Result};
@@ -342,6 +343,11 @@ impl<'a, 'b> Lane<'a, 'b> {
                 return Ok(());
             }
             return Err(self.failed(&flight.chunk, source));
+        }
+        let known = self.shared.file(flight.chunk.file);
+        if let Some(before) = known.identity {
+            // After each read, so that no later change of the file can have gone into it unseen.
+            ensure_same(&known.file, before, request.file.identity()?)?;
         }
         let Flight { chunk, slot } = &flight;
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
