@@ -44,7 +44,12 @@ class Table:
     def markdown(self) -> list[str]:
         lines = [f"**{self.title}**", "", "| " + " | ".join(self.header) + " |", "|---" * len(self.header) + "|"]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
-        return [*lines, "", *(f"{remark}  " for remark in self.remarks), ""]
+        return [
+            *lines,
+            "",
+            *[f"{remark[:1].upper()}{remark[1:]}." for remark in self.remarks],
+            *[""] * bool(self.remarks),
+        ]
 
 
 def number(value: float | None) -> str:
@@ -98,8 +103,10 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
 
         is_limit = label.startswith(LIMIT)
         size = processes[0]["bytes"] if is_limit or name == "save" else scenario["bytes"]
-        first = [figure(process["runs"][0], size) for process in processes]
-        later = [figure(one, size) for process in processes for one in process["runs"][1:]]
+        first = [figure(process["runs"][0], size) for process in processes if not process.get("first_unknown")]
+        later = [
+            figure(one, size) for process in processes for one in process["runs"][not process.get("first_unknown") :]
+        ]
         cpu = median(process["runs"][0]["cpu_seconds"] for process in processes) / size * 1e9
         memory = [process["peak_host_bytes"] for process in processes if process.get("peak_host_bytes") is not None]
         notes = sorted({way for process in processes for way in process.get("taken", [])})
@@ -124,6 +131,9 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
         what = "O_DIRECT write of fresh files, synced" if name == "save" else "O_DIRECT read of the same files"
         shape = f"best of several shapes: {scenario['limit_shape']}" if scenario.get("limit_shape") else ""
         table.rows.append([f"{LIMIT}: {what}", "", "", ranged(scenario["limits"]), "", "", "", shape])
+    if scenario.get("device") == "cpu":
+        table.remarks.append("a trial without a GPU: these figures say nothing about loads to one")
+        return table
     for what, found in (("first", firsts), ("repeated", repeats)):
         table.remarks += beside(what, found, timed)
     return table
@@ -155,24 +165,43 @@ def host_load(data: dict[str, Any]) -> list[Table]:
     """Two tables for each model of bench/host_load.py."""
     found = []
     titles = data.get("titles", {})
+    header = ["load", "GB/s", "runs", "CPU, s/GB", "thruway beside it"]
     for label, model in data.get("models", {}).items():
         size = model["bytes"]
+
+        def rates(runs: list[dict], size: int = size) -> list[float]:
+            return [size / one["seconds"] / 1e9 for one in runs]
+
+        def ours(runs: list[dict], size: int = size) -> list[str]:
+            cpu = median(one["cpu_seconds"] for one in runs) / size * 1e9
+            return [ranged(rates(runs)), str(len(runs)), number(cpu)]
+
         if model.get("cached"):
-            rates = {name: [size / one["seconds"] / 1e9 for one in runs] for name, runs in model["cached"].items()}
-            found.append(Table(f"{label}, cached", ["load", "GB/s", "runs", "CPU, s/GB", "thruway beside it"]))
-            for name, values in rates.items():
-                ratio = "" if name == OURS else f"{median(rates[OURS]) / median(values):.2f} times as fast"
-                cpu = median(one["cpu_seconds"] for one in model["cached"][name]) / size * 1e9
-                found[-1].rows.append([titles[name], ranged(values), str(len(values)), number(cpu), ratio])
+            middle = {name: median(rates(runs)) for name, runs in model["cached"].items()}
+            found.append(Table(f"{label}, cached", header))
+            for name, runs in model["cached"].items():
+                beside = f"by {ways(runs)}" if name == OURS else f"{middle[OURS] / middle[name]:.2f} times as fast"
+                found[-1].rows.append([titles[name], *ours(runs), beside])
         if model.get("cold"):
-            ours = [size / one["seconds"] / 1e9 for one in model["cold"]["runs"]]
-            cpu = median(one["cpu_seconds"] for one in model["cold"]["runs"]) / size * 1e9
-            found.append(Table(f"{label}, cold", ["load", "GB/s", "runs", "CPU, s/GB", "thruway beside it"]))
-            found[-1].rows.append([titles[OURS], ranged(ours), str(len(ours)), number(cpu), ""])
+            runs = model["cold"]["runs"]
+            found.append(Table(f"{label}, cold", header))
+            found[-1].rows.append([titles[OURS], *ours(runs), f"by {ways(runs)}"])
             for shape, values in model["cold"]["limits"].items():
-                ratio = f"{median(ours) / median(values):.3f} of it"
+                ratio = f"{median(rates(runs)) / median(values):.3f} of it"
                 found[-1].rows.append([f"O_DIRECT read, {shape}", ranged(values), str(len(values)), "", ratio])
     return found
+
+
+def ways(runs: list[dict[str, Any]]) -> str:
+    """The paths that the bytes of all runs took."""
+    sums: dict[str, int] = {}
+    for one in runs:
+        for way, count in one["taken"].items():
+            path = f"`{way.split(' ')[0]}`"
+            sums[path] = sums.get(path, 0) + count
+    total = sum(sums.values())
+    ordered = sorted(sums.items(), key=lambda item: -item[1])
+    return ordered[0][0] if len(ordered) == 1 else ", ".join(f"{path} {count / total:.1%}" for path, count in ordered)
 
 
 # -------------------------------------------------------------------------- the checks on a GPU

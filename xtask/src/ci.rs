@@ -74,6 +74,7 @@ fn steps(root: &Path) -> Vec<Step> {
         cargo("deny", &["deny", "--locked", "check", "bans", "licenses", "sources"]),
         cargo("tests", &["nextest", "run", "--workspace", "--locked", "--profile", "ci"]),
         cargo("doctests", &["test", "--doc", "--workspace", "--locked"]),
+        Step { name: "doc", action: Action::Own("cargo doc, warnings denied", doc) },
         fuzz,
         asan,
     ]
@@ -97,6 +98,15 @@ fn perform(root: &Path, step: &Step) -> Result<Option<String>, String> {
         }
         Action::Skip(reason) => Ok(Some(reason.clone())),
     }
+}
+
+/// The documentation of the workspace builds without a warning.
+fn doc(root: &Path) -> Result<(), String> {
+    let mut command = Command::new(cargo_program());
+    command.args(["doc", "--no-deps", "--workspace", "--locked"]).env("RUSTDOCFLAGS", "-Dwarnings").current_dir(root);
+    command.env_remove("RUSTC_BOOTSTRAP");
+    let status = command.status().map_err(|error| format!("cannot run cargo: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("cargo doc ended with {status}")) }
 }
 
 const HINT: &str = "\nhint: scripts/setup-tests installs what the checks need";

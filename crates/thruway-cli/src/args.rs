@@ -16,7 +16,8 @@ Examples:
   thruway bench --size 4GB --json
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
-Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense.
+Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
+130 stopped by SIGINT or SIGTERM.
 A path that begins with a dash goes behind `--`.";
 
 /// Moves tensors between storage and memory by the shortest path the machine has, and says which path it took.
@@ -84,10 +85,10 @@ pub(crate) struct LoadArgs {
     /// Memory to load to: auto (a GPU's, if there is one), host or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,
-    /// Path that the bytes must take: auto, direct, staged or cached. What cannot be had is an error.
+    /// Path that the bytes must take: auto, staged or cached. What cannot be had is an error.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
-    /// Print the SHA-256 digest of each tensor, as it lies in memory.
+    /// Print the SHA-256 digest of each tensor, as it lies in memory, on standard output, and all else on standard error.
     #[arg(long)]
     pub(crate) digest: bool,
     /// Load so many times in this process, 1 to 1000; each load's memory is freed before the next.
@@ -98,7 +99,8 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 The target appears at once and only when it is complete and durable. A file there is replaced; a directory must be
-empty or not exist.
+empty or not exist. A target that ends in a slash, or is an empty directory, becomes a directory: of a model of one
+file it holds model.safetensors. Only weights are copied: config.json, tokenizers and the like are not.
 
 Examples:
   thruway copy model.safetensors copy.safetensors
@@ -107,10 +109,11 @@ pub(crate) struct CopyArgs {
     /// The model: a safetensors file, a directory of shards, or an index.
     #[arg(value_name = "SRC")]
     pub(crate) source: PathBuf,
-    /// Where the copy goes: a file name for a model of one file, else a directory.
+    /// Where the copy goes: a file for a model of one file (a directory with a slash at the end), else a directory.
     #[arg(value_name = "DST")]
     pub(crate) target: PathBuf,
-    /// Write a directory of shards of at most this many bytes each, such as 5GB [default: as the source is].
+    /// Write a directory of shards of at most this many bytes each, such as 5GB; a larger tensor gets a shard of its own
+    /// [default: as the source is].
     #[arg(long, value_name = "SIZE", value_parser = shard_size)]
     pub(crate) max_shard_size: Option<ByteSize>,
     /// Path by which the source is read: auto, staged or cached.
@@ -151,6 +154,7 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Limits of drive and memory are the best run of each kind; those of the link to a GPU, and Thruway's figures, are medians.
+A limit and what stands beside it are measured in runs of their own, so a ratio may exceed 1 by what the machine varies.
 Run it on an idle machine.
 
 Examples:

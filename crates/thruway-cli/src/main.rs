@@ -12,15 +12,20 @@ mod link;
 mod machine;
 mod measure;
 mod output;
+mod place;
 mod roofline;
 mod scratch;
+mod stop;
 mod synthetic;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     match args::parse() {
-        Ok(args) => command::run(&args),
+        Ok(args) => {
+            stop::listen();
+            command::run(&args)
+        }
         Err(usage) => output::report_usage(&usage),
     }
 }

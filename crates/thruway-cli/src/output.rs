@@ -119,7 +119,8 @@ impl Output {
             Ok(Outcome::Fault) => ExitCode::FAILURE,
             Err(error) => {
                 self.report(&error);
-                ExitCode::FAILURE
+                let stopped = crate::stop::cancel().is_cancelled();
+                if stopped { ExitCode::from(crate::stop::STOPPED_STATUS) } else { ExitCode::FAILURE }
             }
         }
     }
@@ -167,7 +168,7 @@ pub(crate) fn report_usage(usage: &clap::Error) -> ExitCode {
     }
     let text = safe_lines(&usage.render().to_string());
     let output = Output::new(crate::args::wants_json(std::env::args_os()));
-    let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let message = text.trim().trim_start_matches("error: ").to_owned();
     let object = json!({"error": {"kind": "usage", "message": message, "context": {}, "hint": "try `thruway --help`"}});
     drop(output.object(&object).and_then(|()| output.flush()));
     complain(&text);

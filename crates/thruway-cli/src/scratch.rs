@@ -51,6 +51,7 @@ impl Drop for Scratch<'_> {
 /// # Errors
 /// [`NoSpace`](ErrorKind::NoSpace) with both numbers.
 pub(crate) fn ensure_disk(directory: &Path, bytes: u64) -> Result<()> {
+    crate::place::ensure_directory(directory)?;
     let free = OsNamespace.free_bytes(directory)?;
     if bytes > free {
         let message = format!("this needs {} of disk and {} are free", ByteSize(bytes), ByteSize(free));

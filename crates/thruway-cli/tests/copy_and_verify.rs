@@ -84,3 +84,33 @@ fn a_copy_never_goes_into_a_directory_that_holds_something() {
     assert_eq!(std::fs::read_dir(directory.path().join("full")).expect("list").count(), 1);
     assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 2, "nothing is left beside it");
 }
+
+#[test]
+fn a_slash_or_an_empty_directory_makes_a_directory_and_a_file_name_refuses_shards() {
+    let directory = scratch();
+    save(&directory.path().join("m.safetensors"), &TENSORS, 1);
+    save_sharded(&directory.path().join("model"), &TENSORS, 1, 1 << 20);
+    std::fs::create_dir(directory.path().join("empty")).expect("create");
+    for target in ["new/", "empty"] {
+        run(directory.path(), ["copy", "m.safetensors", target]).fine();
+        assert!(directory.path().join(target).join("model.safetensors").is_file(), "{target}");
+        run(directory.path(), ["verify", target, "--against", "m.safetensors"]).fine();
+    }
+    for arguments in
+        [&["copy", "model", "x.safetensors"][..], &["copy", "m.safetensors", "x.safetensors", "--max-shard-size", "1MB"]]
+    {
+        let refused = run(directory.path(), arguments).failed();
+        assert!(refused.stderr.contains("\nhint: name a directory"), "{refused:?}");
+        assert!(!directory.path().join("x.safetensors").exists());
+    }
+    let refused = run(directory.path(), ["copy", "model", "gone/copy"]).failed();
+    assert!(refused.stderr.contains("the directory gone does not exist"), "{refused:?}");
+}
+
+#[test]
+fn a_tensor_larger_than_a_shard_is_noted() {
+    let directory = scratch();
+    save(&directory.path().join("m.safetensors"), &[("large", 3000), ("small", 10)], 1);
+    let copied = run(directory.path(), ["copy", "m.safetensors", "shards", "--max-shard-size", "1kB"]).fine();
+    assert!(copied.stderr.contains("note: large has ") && !copied.stderr.contains("small"), "{copied:?}");
+}

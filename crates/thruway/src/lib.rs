@@ -22,7 +22,7 @@
 //! - [`transfer`]: the mechanism below: moves in, receipt out.
 //! - [`io`]: the engines and their contract; [`io::policy`] decides which way bytes go.
 //! - [`memory`], [`storage`], [`cuda`]: buffers, files, GPUs.
-//! - [`format`]: safetensors, bytes to values and back.
+//! - [`mod@format`]: safetensors, bytes to values and back.
 //!
 //! Everything here works without a GPU; where none is found, tensors go to host memory.
 
@@ -43,6 +43,7 @@ pub mod telemetry;
 pub mod transfer;
 
 pub use base::{Alignment, ByteSize, Error, ErrorKind, Extent, Result};
+pub use format::safetensors::Dtype;
 pub use io::Direction;
 pub use io::policy::{Path, PathPolicy};
 pub use memory::{Buffer, Device, GpuBuffer, HostBuffer, Region};

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::base::Result;
 use crate::base::settings::{self, Settings};
+use crate::base::{ErrorKind, Result};
 use crate::cuda::Gpu;
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
@@ -59,11 +59,13 @@ impl Session {
     }
 
     /// Saves tensors as a safetensors file, or as a directory of shards if `options` set a shard size. What
-    /// stands at `target` is replaced at once and only when the new is complete and durable.
+    /// stands at `target` is replaced at once and only when the new is complete and durable. A link there is itself
+    /// replaced by a file (what it points to stays), and refused where a directory is to stand.
     ///
     /// # Errors
     /// Names, shapes or sizes that contradict each other, and whatever storage reports. Then nothing at
-    /// `target` has changed.
+    /// `target` has changed, unless the error has the fact `published`: then all of the new stands there, and only a
+    /// power cut might still undo it, because the directory could not be synced.
     pub fn save(&self, tensors: &[Source], target: impl AsRef<Path>, options: SaveOptions) -> Result<Receipt> {
         model::save(&self.context, self.policy, tensors, target.as_ref(), options)
     }
@@ -154,7 +156,8 @@ impl SessionBuilder {
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an environment variable that cannot be used,
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a GPU that is not there.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a GPU that was asked for and is not there, and whatever the
+    /// driver of one that is there reports, for [`Auto`](Device::Auto) too.
     pub fn build(self) -> Result<Session> {
         let settings = self.settings.map_or_else(Settings::from_env, Ok)?;
         settings.validate()?;
@@ -194,7 +197,9 @@ fn choose(device: Device, library: Option<&Path>) -> Result<(Option<Arc<Gpu>>, S
                 let reason = format!("the first GPU: {}", gpu.facts().name);
                 Ok((Some(gpu), reason))
             }
-            Err(error) => Ok((None, error.message().to_owned())),
+            // No driver or no GPU. One that is there and fails is nothing to be silent about.
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok((None, error.message().to_owned())),
+            Err(error) => Err(error.with("device", "cuda:0").with_hint("see `nvidia-smi`, or ask for host memory")),
         },
     }
 }

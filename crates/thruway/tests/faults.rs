@@ -127,6 +127,30 @@ fn a_fault_at_any_operation_of_a_load_gives_right_bytes_or_an_error_that_names_t
     }
 }
 
+/// Past the page cache whole blocks are read, and with them bytes of neighbours that nobody asked for.
+#[test]
+fn a_failed_load_of_one_tensor_names_that_one_and_not_a_neighbour_in_the_same_block() {
+    let directory = scratch();
+    // Errors show a path whole, however long, and tensors are found by it.
+    let path = directory.path().join("d".repeat(200)).join("model.safetensors");
+    std::fs::create_dir_all(path.parent().expect("a parent")).expect("directory");
+    write_foreign(&path, 1);
+    let load_one = |plan: &FaultPlan| {
+        let session = session(EngineChoice::Auto, plan);
+        let model = session.open(&path)?;
+        let opening = plan.operations();
+        let options = LoadOptions::all().select(["middle"]).path("staged".parse().expect("known"));
+        model.load(options).map(|_| opening)
+    };
+    let counting = FaultPlan::default();
+    let opening = load_one(&counting).expect("no fault");
+    assert!(counting.operations() > opening);
+    for at in opening..counting.operations() {
+        let error = load_one(&FaultPlan::single(at, Fault::Errno(libc::EIO))).expect_err("the operation failed");
+        assert_eq!(error.context("tensor"), Some("middle"), "operation {at}: {error}");
+    }
+}
+
 /// Loads while, before operation `at`, `change` happens to the file.
 fn load_with(choice: EngineChoice, path: &Path, at: u64, change: impl Fn(&Path) + Send + 'static) -> thruway::Result<Tensors> {
     let target = path.to_owned();

@@ -296,6 +296,17 @@ fn without_a_driver_or_a_gpu_auto_is_the_host_and_says_why_and_asking_for_one_is
 }
 
 #[test]
+fn a_gpu_that_is_there_and_fails_is_an_error_and_no_reason_to_use_the_host() {
+    for symbol in ["cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain"] {
+        let fake = FakeCuda::start(&format!("FAIL={symbol}:1:UNKNOWN"));
+        let error = Session::builder().device(Device::Auto).cuda_library(fake.path()).build().expect_err("the GPU failed");
+        assert_eq!(error.kind(), ErrorKind::Gpu, "{error}");
+        is_clear(&error, symbol);
+        assert!(error.hint().is_some() && error.context("code").is_some(), "{error:?}");
+    }
+}
+
+#[test]
 fn direct_is_refused_with_its_reason_on_a_gpu_without_such_a_path() {
     let directory = scratch();
     let path = model_file(&directory);

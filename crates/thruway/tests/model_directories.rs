@@ -277,6 +277,19 @@ fn three_hundred_shards_load_with_twenty_four_descriptors_and_none_is_left_open(
     assert_eq!(open(), before, "descriptors leak");
 }
 
+#[test]
+fn a_copy_of_a_hundred_shards_needs_few_descriptors() {
+    let directory = scratch();
+    let source = directory.path().join("source");
+    for number in 1..=100_u8 {
+        put(&source.join(format!("model-{number:05}-of-00100.safetensors")), &shard(&[(&format!("t{number}"), &[number; 100])]));
+    }
+    limit_open_files(24);
+    let target = directory.path().join("target");
+    session().open(&source).and_then(|model| model.copy_to(&target, CopyOptions::default())).expect("copy");
+    assert_eq!(loads(&target), loads(&source));
+}
+
 fn load_shards(session: &Session, directory: &Path, policy: &str) {
     let model = session.open(directory).expect("few descriptors are enough");
     let policy: PathPolicy = policy.parse().expect("known");

@@ -175,7 +175,7 @@ pub(super) fn run(args: &BenchArgs, output: &Output) -> Result<Outcome> {
     let scratch = Scratch::new(&args.dir, "bench", false, output)?;
     let machine = Machine::examine(scratch.path());
     machine.lines().iter().try_for_each(|line| output.line(crate::escape::safe(line)))?;
-    output.line(format!("device   {} ({})\n", session.device(), crate::escape::safe(session.device_reason())))?;
+    output.line(format!("memory   {}\n", crate::place::memory(&session)))?;
     output.flush()?;
 
     let cases: &[Case] = if session.gpu().is_some() { &GPU_CASES } else { &HOST_CASES };
@@ -280,6 +280,7 @@ impl<'a> Bench<'a> {
 
     /// One run. The inner `Err` says why this case cannot be had here.
     fn once(&self, case: Case) -> Result<Result<Run, String>> {
+        crate::stop::check()?;
         let prepared = match (case.work, case.cache) {
             (Work::Save, _) => self.remove_saved().map(Ok)?,
             (_, Cache::Cold) => measure::chill(&self.path)?,
@@ -314,13 +315,15 @@ impl<'a> Bench<'a> {
     fn save(&self, policy: PathPolicy) -> Result<Run> {
         let sources = self.model.as_ref().map_or_else(|| Ok(Vec::new()), Synthetic::sources)?;
         let begun = Instant::now();
-        let receipt = self.session.save(&sources, &self.path, SaveOptions::default().path(policy))?;
+        let receipt =
+            self.session.save(&sources, &self.path, SaveOptions::default().cancel(crate::stop::cancel()).path(policy))?;
         Ok(Run::new(begun.elapsed().as_secs_f64(), &receipt))
     }
 
     fn load(&self, policy: PathPolicy) -> Result<Run> {
         let begun = Instant::now();
-        let (tensors, receipt) = self.session.open(&self.path)?.load(LoadOptions::all().path(policy))?;
+        let (tensors, receipt) =
+            self.session.open(&self.path)?.load(LoadOptions::all().cancel(crate::stop::cancel()).path(policy))?;
         let seconds = begun.elapsed().as_secs_f64();
         drop(tensors);
         Ok(Run::new(seconds, &receipt))
@@ -335,7 +338,9 @@ impl<'a> Bench<'a> {
         let file = FileRef::new(&self.path);
         let moves = vec![Move { file, extent: Extent::new(0, length), region, direction: Direction::Read }];
         let begun = Instant::now();
-        let receipt = self.session.transfer(moves, &TransferOptions { policy, ..TransferOptions::default() })?;
+        let receipt = self
+            .session
+            .transfer(moves, &TransferOptions { policy, cancel: crate::stop::cancel(), ..TransferOptions::default() })?;
         Ok(Run::new(begun.elapsed().as_secs_f64(), &receipt))
     }
 
@@ -344,7 +349,7 @@ impl<'a> Bench<'a> {
         let mut wrong = Vec::new();
         for policy in [PathPolicy::Auto, STAGED, CACHED] {
             let model = self.session.open(&self.path)?;
-            let tensors = match model.load(LoadOptions::all().path(policy)) {
+            let tensors = match model.load(LoadOptions::all().cancel(crate::stop::cancel()).path(policy)) {
                 Ok((tensors, _)) => tensors,
                 Err(error) if error.kind() == ErrorKind::PathUnavailable => continue,
                 Err(error) => return Err(error),

@@ -3,21 +3,29 @@
 use std::time::Instant;
 
 use serde_json::json;
-use thruway::{ByteSize, CopyOptions, Device, Result, Session};
+use thruway::{ByteSize, CopyOptions, Device, Error, ErrorKind, Model, Result, Session};
 
 use crate::args::CopyArgs;
-use crate::escape::safe_path;
+use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, remark_notes};
+use crate::{place, stop};
 
 pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
     // The bytes pass through the host, so a GPU is left alone.
     let session = Session::builder().device(Device::Host).path(args.path).build()?;
     let begun = Instant::now();
-    let model = session.open(&args.source)?;
+    let model = place::open(&session, &args.source)?;
     remark_notes(output, &args.source, model.notes());
-    let bar = output.bar("copying", model.bytes());
-    let mut options = CopyOptions::default();
+    let shard_size = shard_size(args, &model)?;
     if let Some(size) = args.max_shard_size {
+        for entry in model.entries().iter().filter(|entry| entry.extent.length > size.bytes()) {
+            let bytes = ByteSize(entry.extent.length);
+            output.remark(format!("note: {} has {bytes}, more than {size}, and gets a shard of its own", safe(&entry.name)));
+        }
+    }
+    let bar = output.bar("copying", model.bytes());
+    let mut options = CopyOptions::default().cancel(stop::cancel());
+    if let Some(size) = shard_size {
         options = options.max_shard_size(size);
     }
     if let Some(progress) = bar.progress() {
@@ -49,4 +57,26 @@ pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
         "notes": model.notes(),
     }))?;
     Ok(Outcome::Fine)
+}
+
+/// Decides before anything is written whether the target is a file or a directory. A size of shards makes a directory
+/// of it; one that no model reaches makes it a directory with one file.
+fn shard_size(args: &CopyArgs, model: &Model) -> Result<Option<ByteSize>> {
+    if let Some(parent) = args.target.parent() {
+        place::ensure_directory(parent)?;
+    }
+    let is_named_as_directory = args.target.as_os_str().as_encoded_bytes().ends_with(b"/") || args.target.is_dir();
+    let is_one_file = args.max_shard_size.is_none() && model.files().len() == 1;
+    if is_one_file {
+        return Ok(is_named_as_directory.then_some(ByteSize(u64::MAX)));
+    }
+    if !is_named_as_directory && args.target.extension().is_some_and(|extension| extension == "safetensors") {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "a copy of several files needs a directory, and the target is named as a file",
+        )
+        .with_file(&args.target)
+        .with_hint("name a directory, such as copy/"));
+    }
+    Ok(args.max_shard_size)
 }

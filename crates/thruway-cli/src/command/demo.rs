@@ -60,12 +60,12 @@ struct Loaded {
 
 pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
     let session = Session::builder().device(args.device).build()?;
-    let given = args.model.as_ref().map(|path| session.open(path)).transpose()?;
+    let given = args.model.as_ref().map(|path| crate::place::open(&session, path)).transpose()?;
     let bytes = given.as_ref().map_or(args.size.bytes(), thruway::Model::bytes);
     ensure_host_bytes(measure::memory_needed(bytes))?;
     ensure_disk(&args.dir, bytes.saturating_add(bytes.min(LIMIT_BYTES_MAX)).saturating_add(DISK_BESIDE))?;
     let scratch = Scratch::new(&args.dir, "demo", args.keep, output)?;
-    output.line(format!("memory   {} ({})", session.device(), safe(session.device_reason())))?;
+    output.line(format!("memory   {}", crate::place::memory(&session)))?;
     output.flush()?;
 
     let target = scratch.path().join("model.safetensors");
@@ -116,7 +116,7 @@ fn save_synthetic(session: &Session, bytes: u64, target: &FilePath, output: &Out
 
 fn save_given(session: &Session, model: &thruway::Model, target: &FilePath, output: &Output) -> Result<Saved> {
     let bar = output.bar("loading", model.bytes());
-    let options = bar.progress().into_iter().fold(LoadOptions::all(), LoadOptions::progress);
+    let options = bar.progress().into_iter().fold(LoadOptions::all().cancel(crate::stop::cancel()), LoadOptions::progress);
     let (tensors, _) = model.load(options)?;
     drop(bar);
     let sources = tensors
@@ -137,7 +137,7 @@ struct Described {
 
 fn save(session: &Session, sources: &[Source], target: &FilePath, model: Described, output: &Output) -> Result<Saved> {
     let bar = output.bar("saving", model.bytes);
-    let options = bar.progress().into_iter().fold(SaveOptions::default(), SaveOptions::progress);
+    let options = bar.progress().into_iter().fold(SaveOptions::default().cancel(crate::stop::cancel()), SaveOptions::progress);
     let begun = Instant::now();
     let receipt = session.save(sources, target, options)?;
     let Described { origin, digests, bytes } = model;
@@ -171,7 +171,8 @@ fn measure_ways(session: &Session, saved: &Saved, scratch: &Scratch<'_>, output:
 fn load(session: &Session, saved: &Saved, name: &'static str, policy: PathPolicy, output: &Output) -> Result<Way> {
     let model = session.open(&saved.path)?;
     let bar = output.bar("loading", saved.bytes);
-    let options = bar.progress().into_iter().fold(LoadOptions::all().path(policy), LoadOptions::progress);
+    let options =
+        bar.progress().into_iter().fold(LoadOptions::all().cancel(crate::stop::cancel()).path(policy), LoadOptions::progress);
     let begun = Instant::now();
     let loaded = model.load(options);
     let seconds = begun.elapsed().as_secs_f64();
@@ -216,7 +217,7 @@ fn limit_for<'a>(session: &Session, receipt: &Receipt, limits: &'a [Limit]) -> O
     let through_cache = receipt.bytes_by(Path::Cached) * 2 > receipt.bytes;
     let met: &[&str] = match (through_cache, session.gpu().is_some()) {
         (true, true) => &[limit::CACHE_ALL_SMALL, limit::TO_GPU],
-        (true, false) => &[limit::CACHE_ONE_FRESH],
+        (true, false) => &[limit::CACHE_ALL_FRESH],
         (false, true) => &[limit::READ, limit::TO_GPU],
         (false, false) => &[limit::READ],
     };

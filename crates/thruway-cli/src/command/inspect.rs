@@ -23,7 +23,8 @@ struct FileFacts<'a> {
 }
 
 pub(super) fn run(args: &InspectArgs, output: &Output) -> Result<Outcome> {
-    let model = Session::builder().device(Device::Host).build()?.open(&args.model)?;
+    let session = Session::builder().device(Device::Host).build()?;
+    let model = crate::place::open(&session, &args.model)?;
     let files = model
         .files()
         .enumerate()

@@ -60,7 +60,8 @@ pub(super) fn run(args: &LoadArgs, output: &Output) -> Result<Outcome> {
         digests = names.zip(loaded.tensors.digests()?).map(|(name, digest)| (name, digest.to_string())).collect();
         digests.sort_unstable();
     }
-    print(&session, &loaded, &digests, output)?;
+    print(&session, &loaded, args.digest, output)?;
+    digests.iter().try_for_each(|(name, digest)| output.line(format!("{digest}  {}", safe(name))))?;
     output.object(&object(args, &session, &loaded, &needs, digests))?;
     if loaded.model.bytes() == 0 {
         output.remark(format!("note: {} holds no byte of data", safe_path(&args.model)));
@@ -83,26 +84,34 @@ fn load(session: &Session, args: &LoadArgs, output: &Output) -> Result<Loaded> {
 
 fn once(session: &Session, args: &LoadArgs, output: &Output) -> Result<(Model, Tensors, Run)> {
     let begun = Instant::now();
-    let model = session.open(&args.model)?;
+    let model = crate::place::open(session, &args.model)?;
     let open_seconds = begun.elapsed().as_secs_f64();
     let bar = output.bar("loading", model.bytes());
-    let options = bar.progress().into_iter().fold(LoadOptions::all(), LoadOptions::progress);
+    let options = bar.progress().into_iter().fold(LoadOptions::all().cancel(crate::stop::cancel()), LoadOptions::progress);
     let (tensors, receipt) = model.load(options)?;
     let elapsed_seconds = begun.elapsed().as_secs_f64();
     Ok((model, tensors, Run { receipt, open_seconds, elapsed_seconds }))
 }
 
-fn print(session: &Session, loaded: &Loaded, digests: &[(&str, String)], output: &Output) -> Result<()> {
+/// How it went. Beside digests, which are to be compared with others, it goes to standard error.
+fn print(session: &Session, loaded: &Loaded, beside_digests: bool, output: &Output) -> Result<()> {
+    let tell = |line: String| {
+        if beside_digests {
+            output.remark(line);
+            return Ok(());
+        }
+        output.line(line)
+    };
     let Loaded { model, tensors, first, later } = loaded;
     let (count, bytes) = (counted(tensors.len(), "tensor"), ByteSize(model.bytes()));
-    output.line(format!("{count}, {bytes}, to {} ({})", session.device(), safe(session.device_reason())))?;
-    output.line(&first.receipt)?;
-    output.line(format!("opened {} in {:.3} s", counted(model.files().len(), "file"), first.open_seconds))?;
+    tell(format!("{count}, {bytes}, to {}", crate::place::memory(session)))?;
+    tell(first.receipt.to_string())?;
+    tell(format!("opened {} in {:.3} s", counted(model.files().len(), "file"), first.open_seconds))?;
     for (number, run) in (2..).zip(later) {
         let rate = gb_per_s(model.bytes(), run.elapsed_seconds);
-        output.line(format!("load {number}: opened and loaded in {:.3} s: {rate:.2} GB/s", run.elapsed_seconds))?;
+        tell(format!("load {number}: opened and loaded in {:.3} s: {rate:.2} GB/s", run.elapsed_seconds))?;
     }
-    digests.iter().try_for_each(|(name, digest)| output.line(format!("{digest}  {}", safe(name))))
+    Ok(())
 }
 
 fn object(args: &LoadArgs, session: &Session, loaded: &Loaded, needs: &Needs, digests: Vec<(&str, String)>) -> Value {

@@ -11,19 +11,20 @@ use thruway::{ByteSize, Device, Result, Session, VerifyOptions};
 use crate::args::VerifyArgs;
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, counted, receipt_fields, remark_notes};
+use crate::{place, stop};
 
 pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
     // The bytes pass through the host, so a GPU is left alone.
     let session = Session::builder().device(Device::Host).path(args.path).build()?;
     let begun = Instant::now();
-    let model = session.open(&args.model)?;
+    let model = place::open(&session, &args.model)?;
     remark_notes(output, &args.model, model.notes());
-    let other = args.against.as_ref().map(|path| session.open(path)).transpose()?;
+    let other = args.against.as_ref().map(|path| place::open(&session, path)).transpose()?;
     if let (Some(path), Some(other)) = (&args.against, &other) {
         remark_notes(output, path, other.notes());
     }
     let bar = output.bar("verifying", model.bytes() + other.as_ref().map_or(0, thruway::Model::bytes));
-    let mut options = VerifyOptions::default();
+    let mut options = VerifyOptions::default().cancel(stop::cancel());
     if let Some(progress) = bar.progress() {
         options = options.progress(across_windows(progress));
     }

@@ -1,10 +1,10 @@
 //! The names of a simulated disk.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use thruway::storage::{Access, Buffering, EntryKind, File, Lock, Metadata, Namespace};
+use thruway::storage::{Access, Buffering, Directory, EntryKind, File, Lock, Metadata, Namespace};
 use thruway::{Error, ErrorKind, Result};
 
 use super::content::Content;
@@ -59,6 +59,11 @@ impl Namespace for SimDisk {
         })
     }
 
+    /// There are no links here.
+    fn own_metadata(&self, path: &Path) -> Result<Metadata> {
+        self.metadata(path)
+    }
+
     fn list(&self, directory: &Path) -> Result<Vec<OsString>> {
         self.named("list", "cannot list", directory, |state| {
             let id = state.tree.find(directory)?;
@@ -91,13 +96,12 @@ impl Namespace for SimDisk {
         self.named("remove_directory", "cannot remove the directory", path, |state| state.tree.remove(path, true))
     }
 
-    fn sync_directory(&self, path: &Path) -> Result<()> {
-        let sync = |state: &mut State| {
+    fn open_directory(&self, path: &Path) -> Result<Box<dyn Directory>> {
+        let id = self.named("open_directory", "cannot open the directory", path, |state| {
             let id = state.tree.find(path)?;
-            state.tree.sync_directory(id)
-        };
-        self.operate_sync("sync_directory", path, sync, |_| {})
-            .map_err(|errno| failed("cannot sync the directory", path, errno).with("op", "fsync"))
+            if state.tree.is_directory(id) { Ok(id) } else { Err(libc::ENOTDIR) }
+        })?;
+        Ok(Box::new(SimDirectory { disk: self.clone(), id, path: path.to_owned() }))
     }
 
     fn lock(&self, path: &Path) -> Result<Box<dyn Lock>> {
@@ -125,6 +129,22 @@ impl Namespace for SimDisk {
             let free = self.settings.capacity_bytes.saturating_sub(state.tree.used_bytes());
             Ok(self.settings.free_bytes.unwrap_or(free))
         })
+    }
+}
+
+/// An open directory.
+#[derive(Debug)]
+struct SimDirectory {
+    disk: SimDisk,
+    id: u64,
+    path: PathBuf,
+}
+
+impl Directory for SimDirectory {
+    fn sync(&self) -> Result<()> {
+        self.disk
+            .operate_sync("sync_directory", &self.path, |state| state.tree.sync_directory(self.id), |_| {})
+            .map_err(|errno| failed("cannot sync the directory", &self.path, errno).with("op", "fsync"))
     }
 }
 

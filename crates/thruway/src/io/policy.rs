@@ -53,7 +53,7 @@ pub enum PathPolicy {
     /// The fastest that the machine has; the receipt says which and why.
     #[default]
     Auto,
-    /// This one or an error. `Direct`, `Staged` and `Cached` can be required.
+    /// This one or an error. `Staged` and `Cached` can be had; `Direct` is refused in this version.
     Require(Path),
 }
 
@@ -68,7 +68,7 @@ impl FromStr for PathPolicy {
             "cached" => Self::Require(Path::Cached),
             _ => {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("'{}' is no path", crate::base::error::printable(text)))
-                    .with_hint("use auto, direct, staged or cached"));
+                    .with_hint("use auto, staged or cached"));
             }
         })
     }
@@ -116,17 +116,14 @@ const WINDOW_BYTES: u64 = 16 << 20;
 /// [`InvalidInput`](ErrorKind::InvalidInput) for a path that cannot be required.
 pub fn check(policy: PathPolicy, memory: MemoryKind) -> Result<()> {
     match policy {
-        PathPolicy::Require(Path::Direct) if memory.is_host_accessible() => {
-            Err(Error::new(ErrorKind::PathUnavailable, "the direct path needs GPU memory, and this is host memory")
-                .with_hint("choose a GPU with --device cuda:N, or another path: auto, staged or cached"))
-        }
         PathPolicy::Require(Path::Direct) => {
-            Err(Error::new(ErrorKind::PathUnavailable, "this version of Thruway has no engine for the direct path")
-                .with_hint("use --path auto, staged or cached"))
+            let beside = if memory.is_host_accessible() { ", and it would lead to GPU memory alone" } else { "" };
+            let message = format!("this version of Thruway has no engine for the direct path{beside}");
+            Err(Error::new(ErrorKind::PathUnavailable, message).with_hint("require staged or cached, or use auto"))
         }
         PathPolicy::Require(path @ (Path::Unverified | Path::Plain)) => {
             Err(Error::new(ErrorKind::InvalidInput, format!("'{path}' is an outcome and cannot be required"))
-                .with_hint("require direct, staged or cached, or use auto"))
+                .with_hint("require staged or cached, or use auto"))
         }
         _ => Ok(()),
     }
@@ -250,8 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn direct_to_host_memory_is_refused_and_outcomes_cannot_be_required() {
-        let error = check(PathPolicy::Require(Path::Direct), MemoryKind::Host).expect_err("no GPU memory");
+    fn the_direct_path_is_refused_and_outcomes_cannot_be_required() {
+        let error = check(PathPolicy::Require(Path::Direct), MemoryKind::Host).expect_err("no engine");
+        assert!(error.to_string().contains("no engine"), "{error}");
         assert_eq!(error.kind(), ErrorKind::PathUnavailable);
         for path in [Path::Plain, Path::Unverified] {
             assert_eq!(

@@ -1,12 +1,13 @@
 //! Copying a model: to one file, to other shards, or as it is; through two windows of memory whatever its size.
 //! The copy is laid out for direct I/O, and complete and durable before it is visible.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use super::open::Model;
+use super::open::{Model, ModelFile};
+use super::resolve::{INDEX, SINGLE};
 use super::save::{Form, ShardPlan, Writer, index_of, plan_shards};
-use super::stream::{StreamWindow, stream};
+use super::stream::{StreamOptions, StreamWindow, WINDOW_BYTES, stream};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::format::safetensors::{Index, TensorSpec, shard_file_name};
 use crate::io::policy::PathPolicy;
@@ -21,7 +22,9 @@ pub struct CopyOptions {
 }
 
 impl CopyOptions {
-    /// Writes a directory of shards of at most this size with an index, whatever the source's shards are.
+    /// Writes a directory of shards of at most this size with an index, whatever the source's shards are. Each shard gets
+    /// the metadata of all the source's files together; where two of them give a key different values, the value of the
+    /// first file counts.
     #[must_use]
     pub fn max_shard_size(mut self, size: ByteSize) -> Self {
         self.max_shard_bytes = Some(size.bytes());
@@ -52,27 +55,25 @@ impl CopyOptions {
 
 impl Model {
     /// Copies the model to `target`: a file if it lies in one file and no shard size is given, else a directory
-    /// that must not exist yet (or be empty). Names, dtypes, shapes, bytes and metadata are kept.
+    /// that must not exist yet (or be empty). Names, dtypes, shapes, bytes and metadata are kept, and the notes of an
+    /// index where the copy has one, with the total size counted anew. So are the names of several files, unless one of
+    /// them would keep the others from being found: then all are numbered. A link at `target` is itself replaced by a
+    /// file, and refused where a directory is to stand.
     ///
     /// # Errors
-    /// The first byte that cannot be read or written, with file and tensor. Then nothing at `target` has changed.
+    /// The first byte that cannot be read or written, with file and tensor. Then nothing at `target` has changed, unless
+    /// the error has the fact `published`: then the whole copy stands there, and only a power cut might still undo it.
     pub fn copy_to(&self, target: &Path, options: CopyOptions) -> Result<(Receipt, Receipt)> {
+        self.copy_by(target, options, WINDOW_BYTES)
+    }
+
+    fn copy_by(&self, target: &Path, options: CopyOptions, window_bytes: u64) -> Result<(Receipt, Receipt)> {
         let (form, shards, index) = self.copy_plan(options.max_shard_bytes)?;
-        if form == Form::File
-            && let Ok(existing) = self.context.namespace.metadata(target)
-            && existing.kind == crate::storage::EntryKind::Directory
-        {
-            return Err(Error::new(ErrorKind::InvalidInput, "the target is a directory and the model is one file")
-                .with_file(target)
-                .with_hint(format!(
-                    "name the file: {}",
-                    crate::base::error::printable(&target.join("model.safetensors").to_string_lossy())
-                )));
-        }
         let write = TransferOptions { policy: PathPolicy::Auto, progress: None, cancel: options.transfer.cancel.clone() };
         let read = TransferOptions { policy: options.read_policy.unwrap_or(self.policy), ..write.clone() };
         let (writer, mut written) = Writer::begin(&self.context, target, form, shards, index, &write)?;
         let mut moved = 0;
+        let read = StreamOptions { transfer: read, window_bytes };
         let read = stream(self, &read, |StreamWindow { buffer, parts }| {
             let mut moves: Vec<Move> = Vec::with_capacity(parts.len());
             for part in &parts {
@@ -95,35 +96,46 @@ impl Model {
     fn copy_plan(&self, max_shard_bytes: Option<u64>) -> Result<(Form, Vec<ShardPlan>, Option<Index>)> {
         let spec =
             |entry: &super::ModelEntry| TensorSpec { name: entry.name.clone(), dtype: entry.dtype, shape: entry.shape.clone() };
+        let with_notes = |index: Index| match &self.index {
+            Some(source) => Index { metadata: source.metadata.clone(), ..index },
+            None => index,
+        };
         if max_shard_bytes.is_some() || (self.files.len() == 1 && self.index.is_none()) {
             let sizes: Vec<u64> = self.entries.iter().map(|entry| entry.extent.length).collect();
-            return plan_shards(self.entries.iter().map(spec).collect(), &sizes, max_shard_bytes, &self.common_metadata());
+            let specs = self.entries.iter().map(spec).collect();
+            let (form, shards, index) = plan_shards(specs, &sizes, max_shard_bytes, &self.common_metadata())?;
+            return Ok((form, shards, index.map(with_notes)));
         }
-        let mut shards: Vec<ShardPlan> = Vec::with_capacity(self.files.len());
-        for (number, file) in (1..).zip(&self.files) {
-            let metadata = file.metadata.clone().unwrap_or_default();
-            shards.push(ShardPlan { file_name: self.shard_name(file, number)?, specs: Vec::new(), metadata });
-        }
+        let metadata = self.files.iter().map(|file| file.metadata.clone().unwrap_or_default());
+        let plan = |(file_name, metadata)| ShardPlan { file_name, specs: Vec::new(), metadata };
+        let mut shards: Vec<ShardPlan> = std::iter::zip(self.shard_names()?, metadata).map(plan).collect();
         let mut weight_map = BTreeMap::new();
         for entry in &self.entries {
             weight_map.insert(entry.name.clone(), shards[entry.file].file_name.clone());
             shards[entry.file].specs.push(spec(entry));
         }
-        Ok((Form::Directory, shards, Some(index_of(weight_map, self.bytes()))))
+        Ok((Form::Directory, shards, Some(with_notes(index_of(weight_map, self.bytes())))))
     }
 
-    /// A file's own name, unless two files in different directories share it: then one that counts them.
-    fn shard_name(&self, file: &super::open::ModelFile, number: u32) -> Result<String> {
-        let own = file.file.path.file_name();
-        let clashes = self.files.iter().filter(|other| other.file.path.file_name() == own).count() > 1;
-        match own.and_then(|name| name.to_str()) {
-            Some(name) if !clashes => Ok(name.to_owned()),
-            _ => {
-                let count = u32::try_from(self.files.len())
-                    .map_err(|_| Error::new(ErrorKind::InvalidInput, "more files than names for them"))?;
-                Ok(shard_file_name("model", number, count))
+    /// The files' own names, if a directory of files with these names and an index is the model again. Else they are
+    /// counted: a file called `model.safetensors` would stand for the whole, files of several directories may share a name,
+    /// and a name may be no text.
+    fn shard_names(&self) -> Result<Vec<String>> {
+        let own = |file: &ModelFile| Some(file.file.path.file_name()?.to_str()?.to_owned());
+        if let Some(names) = self.files.iter().map(own).collect::<Option<Vec<String>>>() {
+            let taken: HashSet<&str> = names.iter().map(String::as_str).chain([SINGLE, INDEX]).collect();
+            if taken.len() == names.len() + 2 {
+                return Ok(names);
             }
         }
+        let count =
+            u32::try_from(self.files.len()).map_err(|_| Error::new(ErrorKind::InvalidInput, "more files than names for them"))?;
+        // One file beside an index is counted as well; `shard_file_name` would call it what it must not be called.
+        let name = |number| match count {
+            1 => "model-00001-of-00001.safetensors".to_owned(),
+            _ => shard_file_name("model", number, count),
+        };
+        Ok((1..=count).map(name).collect())
     }
 
     /// The metadata of all files together. Where two files give one key different values, the first counts.
@@ -133,5 +145,63 @@ impl Model {
             all.entry(key.clone()).or_insert_with(|| value.clone());
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::format::safetensors::Dtype;
+    use crate::io::layer::{Fault, FaultPlan, Faulty};
+    use crate::io::policy::Source as StorageSide;
+    use crate::io::{EngineFactory, Made, OsEngines};
+    use crate::memory::HostBuffer;
+    use crate::model::{SaveOptions, Source};
+    use crate::session::Session;
+
+    #[derive(Debug)]
+    struct FaultyEngines(FaultPlan);
+
+    impl EngineFactory for FaultyEngines {
+        fn make(&self, source: StorageSide) -> Result<Made> {
+            let choice = crate::base::settings::EngineChoice::Posix;
+            let Made { engine, note } = OsEngines { choice, depth: 4, threads: 2 }.make(source)?;
+            Ok(Made { engine: Box::new(Faulty::new(engine, self.0.clone())), note })
+        }
+    }
+
+    fn copy(plan: &FaultPlan, directory: &Path) -> Result<()> {
+        let session = Session::builder().engines(Box::new(FaultyEngines(plan.clone()))).build()?;
+        let model = session.open(directory.join("source.safetensors"))?;
+        let options = CopyOptions::default().max_shard_size(ByteSize(50_000));
+        model.copy_by(&directory.join("target"), options, 20_000).map(drop)
+    }
+
+    #[test]
+    fn a_failure_at_any_window_of_a_copy_is_reported_at_once_and_leaves_nothing() {
+        let directory = tempfile::tempdir_in(std::env::temp_dir()).expect("a directory");
+        let root = directory.path().to_owned();
+        let buffer = HostBuffer::from_vec(vec![3; 120_000]);
+        let source =
+            |name: &str, from: usize| Source::new(name, Dtype::U8, [40_000], buffer.source(from..from + 40_000).expect("free"));
+        let sources = [source("a", 0), source("b", 40_000), source("c", 80_000)];
+        let session = Session::builder().build().expect("session");
+        session.save(&sources, root.join("source.safetensors"), SaveOptions::default()).expect("save");
+
+        let counting = FaultPlan::default();
+        copy(&counting, &root).expect("nothing is in the way");
+        std::fs::remove_dir_all(root.join("target")).expect("it was made");
+        assert!(counting.operations() > 12, "six windows, each read and written: {} operations", counting.operations());
+        for at in 0..counting.operations() {
+            let (done, waiting) = std::sync::mpsc::channel();
+            let here = root.clone();
+            std::thread::spawn(move || done.send(copy(&FaultPlan::single(at, Fault::Errno(libc::EIO)), &here)));
+            let outcome = waiting.recv_timeout(Duration::from_secs(60)).expect("it hangs");
+            assert_eq!(outcome.expect_err("an operation failed").kind(), ErrorKind::Io, "operation {at}");
+            let left: Vec<_> = std::fs::read_dir(&root).expect("list").map(|entry| entry.expect("entry").file_name()).collect();
+            assert_eq!(left, ["source.safetensors"], "operation {at}");
+        }
     }
 }

@@ -7,11 +7,12 @@
 //! any other tensor is placed at the next aligned address.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::entry::ModelEntry;
-use super::open::Model;
+use super::open::{Model, ModelFile};
 use super::tensors::{Tensor, Tensors};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
 use crate::cuda::Gpu;
@@ -69,7 +70,8 @@ impl LoadOptions {
         self
     }
 
-    /// Loads this tensor (or its slice) into a buffer of exactly its size.
+    /// Loads this tensor (or its slice) into a buffer of exactly its size. The tensor must be among those that are
+    /// loaded, and has one buffer.
     #[must_use]
     pub fn into(mut self, name: impl Into<String>, buffer: impl Into<Buffer>) -> Self {
         self.into.push((name.into(), buffer.into()));
@@ -144,7 +146,9 @@ impl Model {
                 Ok(moves)
             }));
         }
-        let receipt = run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error))?;
+        let wanted = || items.iter().flat_map(|item| item.extents.iter().map(|extent| (item.entry, *extent)));
+        let receipt =
+            run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error, wanted()))?;
         let buffers: Vec<Arc<Buffer>> = filled.into_inner().into_iter().map(Arc::new).collect();
         let tensors = items.into_iter().zip(places).map(|(item, (buffer, range))| Tensor {
             name: item.entry.name.clone(),
@@ -178,15 +182,25 @@ impl Model {
     fn given_buffers(&self, items: &[Item<'_>], into: Vec<(String, Buffer)>) -> Result<Vec<Option<Buffer>>> {
         let mut given: Vec<Option<Buffer>> = Vec::new();
         given.resize_with(items.len(), || None);
+        if into.is_empty() {
+            return Ok(given);
+        }
+        let places: HashMap<&str, usize> = items.iter().enumerate().map(|(at, item)| (item.entry.name.as_str(), at)).collect();
         for (name, buffer) in into {
-            let at = items.iter().position(|item| item.entry.name == name).ok_or_else(|| self.unknown_tensor(&name))?;
-            if buffer.len() as u64 != items[at].bytes {
-                let (have, need) = (buffer.len(), items[at].bytes);
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    format!("the buffer holds {have} bytes and the tensor has {need}"),
-                )
-                .with_tensor(&name));
+            let refuse = |what: String| Err(Error::new(ErrorKind::InvalidInput, what).with_tensor(&name));
+            let Some(at) = places.get(name.as_str()).copied() else {
+                if !self.by_name.contains_key(&name) {
+                    return Err(self.unknown_tensor(&name));
+                }
+                return refuse("a buffer was given for a tensor that is not among those to be loaded".to_owned())
+                    .map_err(|error| error.with_hint("select the tensor too, or give no buffer for it"));
+            };
+            if given[at].is_some() {
+                return refuse("two buffers were given for the tensor".to_owned());
+            }
+            let (have, need) = (buffer.len() as u64, items[at].bytes);
+            if have != need {
+                return refuse(format!("the buffer holds {have} bytes and the tensor has {need}"));
             }
             given[at] = Some(buffer);
         }
@@ -203,19 +217,19 @@ impl Model {
         }
     }
 
-    /// Adds the tensor that lies at the offset of a failure.
-    pub(super) fn name_tensor(&self, error: Error) -> Error {
+    /// Adds the tensor that lies at the offset of a failure: of those that were wanted, each with its range of the
+    /// file. Around them other bytes may have been moved, whose tensors nobody asked for.
+    pub(super) fn name_tensor<'a>(&self, error: Error, wanted: impl Iterator<Item = (&'a ModelEntry, Extent)>) -> Error {
         let offset = error.context("offset").and_then(|offset| offset.parse::<u64>().ok());
         let length = error.context("length").and_then(|length| length.parse::<u64>().ok()).unwrap_or(1);
-        let file = error.context("file").map(str::to_owned);
-        let Some((offset, file)) = offset.zip(file) else { return error };
-        let hit = self.entries.iter().find(|entry| {
-            let path = self.files[entry.file].file.path.to_string_lossy();
-            let overlaps = entry.extent.end() > offset && entry.extent.offset < offset.saturating_add(length);
-            overlaps && crate::base::error::printable(&path) == file
-        });
+        let Some((offset, file)) = offset.zip(error.context("file")) else { return error };
+        let is_named = |file_of: &ModelFile| crate::base::error::escaped(&file_of.file.path.to_string_lossy()) == file;
+        let named: Vec<bool> = self.files.iter().map(is_named).collect();
+        let touched =
+            |extent: Extent| !extent.is_empty() && extent.end() > offset && extent.offset < offset.saturating_add(length);
+        let hit = wanted.into_iter().find(|(entry, extent)| named[entry.file] && touched(*extent));
         match hit {
-            Some(entry) => error.with_tensor(&entry.name),
+            Some((entry, _)) => error.with_tensor(&entry.name),
             None => error,
         }
     }

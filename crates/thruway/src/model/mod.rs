@@ -2,16 +2,17 @@
 //!
 //! | step | what is read | where |
 //! |---|---|---|
-//! | find the files | directory names, an index | [`resolve`] |
-//! | open | each file's header, in batches | [`open`] |
-//! | load | the tensors wanted | [`load`] |
-//! | stream | every tensor through two windows, for `verify` and `copy` | [`stream`] |
-//! | save | tensors from memory, published at once | [`save`] |
+//! | find the files | directory names, an index | `resolve` |
+//! | open | each file's header, in batches | `open` |
+//! | load | the tensors wanted | `load` |
+//! | stream | every tensor through two windows, for `verify` and `copy` | `stream` |
+//! | save | tensors from memory, published at once | `save` |
 
 mod copy;
 mod entry;
 mod load;
 mod open;
+mod parallel;
 mod resolve;
 mod save;
 mod stream;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::entry::ModelEntry;
-use super::resolve::{self, Resolved};
+use super::parallel;
+use super::resolve::{self, Resolved, START_BYTES, Start};
 use crate::base::error::printable;
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::format::safetensors::{self, Header, Index};
@@ -16,10 +17,11 @@ use crate::memory::HostBuffer;
 use crate::storage::Identity;
 use crate::transfer::{FileRef, Move, Receipt, TransferContext, run};
 
-/// What is read of a file at first: enough for the whole header of most, one page-cache read-ahead.
-const FIRST_BYTES: u64 = 64 << 10;
-/// How many files' headers are read in one transfer, which bounds the memory for them.
+/// How many files' starts are read in one transfer.
 const BATCH_FILES: usize = 128;
+/// How many bytes of long headers are in memory at once, or one header that is longer. They may have 100 MB each, and
+/// there may be thousands.
+const BATCH_BYTES: u64 = 256 << 20;
 
 /// One file of a model.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ pub struct Model {
 
 impl Model {
     pub(crate) fn open(context: Arc<TransferContext>, policy: PathPolicy, path: &Path) -> Result<Self> {
-        let Resolved { files: paths, index, receipt: mut opening } = resolve::resolve(&context, path)?;
+        let Resolved { files: paths, index, receipt: mut opening, mut start, notes } = resolve::resolve(&context, path)?;
         let mut model = Self {
             context,
             policy,
@@ -57,11 +59,15 @@ impl Model {
             entries: Vec::new(),
             by_name: HashMap::new(),
             index,
-            notes: Vec::new(),
+            notes,
             opening: Receipt::default(),
         };
         for batch in paths.chunks(BATCH_FILES) {
-            for (opened, name) in read_headers(&model.context, batch, &mut opening)?.into_iter().zip(batch) {
+            let starts = match start.take() {
+                Some(start) => vec![start],
+                None => read_starts(&model.context, batch, &mut opening)?,
+            };
+            for (opened, name) in read_headers(&model.context, batch, starts, &mut opening)?.into_iter().zip(batch) {
                 model.add(opened, &name.1)?;
             }
         }
@@ -181,61 +187,108 @@ impl Model {
 
 type Opened<'a> = (&'a Path, u64, Identity, Header);
 
-/// Reads and parses the headers of some files: one small read of each, and a second of those whose header is longer.
-fn read_headers<'a>(context: &TransferContext, paths: &'a [(PathBuf, String)], opening: &mut Receipt) -> Result<Vec<Opened<'a>>> {
-    let lengths = paths.iter().map(|(path, _)| resolve::length_of(&*context.namespace, path)).collect::<Result<Vec<u64>>>()?;
-    let refs: Vec<Arc<FileRef>> = paths.iter().map(|(path, _)| FileRef::new(path)).collect();
-    let firsts: Vec<Extent> = lengths.iter().map(|length| Extent::new(0, FIRST_BYTES.min(*length))).collect();
-    let (buffers, receipt) = read_extents(context, &refs, &firsts)?;
-    let identities: Vec<Option<Identity>> = receipt.files.iter().map(|file| file.identity).collect();
-    opening.merge(receipt);
-    let mut rests = vec![Extent::new(0, 0); paths.len()];
-    for (index, (path, _)) in paths.iter().enumerate() {
-        let header_end =
-            8 + safetensors::header_length(buffers[index].bytes()?, lengths[index]).map_err(|error| error.with_file(path))?;
-        if header_end > firsts[index].length {
-            rests[index] = Extent::new(firsts[index].length, header_end - firsts[index].length);
-        }
+/// Reads the first bytes of each file, in one transfer.
+fn read_starts(context: &TransferContext, paths: &[(PathBuf, String)], opening: &mut Receipt) -> Result<Vec<Start>> {
+    let (mut starts, mut moves) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()));
+    for (path, _) in paths {
+        let file_bytes = resolve::length_of(&*context.namespace, path)?;
+        let length = file_bytes.min(START_BYTES);
+        let mut buffer = HostBuffer::new(usize::try_from(length).unwrap_or(usize::MAX))?;
+        let region = buffer.region(0..buffer.len())?;
+        // Of an empty file too: the read tells which file it was.
+        moves.push(Move { file: FileRef::new(path), extent: Extent::new(0, length), region, direction: Direction::Read });
+        starts.push(Start { buffer, identity: None, file_bytes });
     }
-    let expected: Vec<Arc<FileRef>> = std::iter::zip(&refs, &identities)
-        .map(|(file, identity)| Arc::new(FileRef { path: file.path.clone(), expected: *identity }))
-        .collect();
-    let (more, receipt) = read_extents(context, &expected, &rests)?;
+    let receipt = run(context, moves, &resolve::through_page_cache())?;
+    for (start, file) in starts.iter_mut().zip(&receipt.files) {
+        start.identity = file.identity;
+    }
     opening.merge(receipt);
-    let mut opened = Vec::with_capacity(paths.len());
-    for (index, (path, _)) in paths.iter().enumerate() {
-        let named = |error: Error| error.with_file(path);
-        let first = buffers[index].bytes()?;
-        let end = 8 + usize::try_from(safetensors::header_length(first, lengths[index]).map_err(named)?).unwrap_or(usize::MAX);
-        let header = if rests[index].is_empty() {
-            safetensors::parse(&first[8..end], lengths[index])
-        } else {
-            safetensors::parse(&[&first[8..], more[index].bytes()?].concat(), lengths[index])
-        };
-        let Some(identity) = identities[index] else {
-            return Err(Error::new(ErrorKind::Changed, "the file vanished while its header was read").with_file(path));
-        };
-        if identity.length != lengths[index] {
-            return Err(Error::new(ErrorKind::Changed, "the file's length changed while its header was read").with_file(path));
+    Ok(starts)
+}
+
+/// The headers of some files, of which the starts have been read: long ones are read to their end.
+fn read_headers<'a>(
+    context: &TransferContext,
+    paths: &'a [(PathBuf, String)],
+    starts: Vec<Start>,
+    opening: &mut Receipt,
+) -> Result<Vec<Opened<'a>>> {
+    let mut texts = Vec::with_capacity(starts.len());
+    for ((path, _), start) in paths.iter().zip(starts) {
+        texts.push(HeaderText::new(path, start)?);
+    }
+    let mut opened: Vec<Opened<'a>> = Vec::with_capacity(texts.len());
+    let mut texts = texts.into_iter().peekable();
+    while texts.peek().is_some() {
+        let (mut batch, mut long_bytes) = (Vec::new(), 0);
+        while let Some(text) = texts.next_if(|next| batch.is_empty() || long_bytes + next.missing_bytes() <= BATCH_BYTES) {
+            long_bytes += text.missing_bytes();
+            batch.push(text);
         }
-        opened.push((path.as_path(), lengths[index], identity, header.map_err(named)?));
+        if long_bytes > 0 {
+            read_rests(context, &mut batch, opening)?;
+        }
+        let parsed = parallel::each(batch.len(), parallel::processors(), |index| batch[index].parse());
+        for (text, header) in batch.iter().zip(parsed) {
+            opened.push((text.path, text.file_bytes, text.identity, header?));
+        }
     }
     Ok(opened)
 }
 
-/// Reads one extent of each file into a buffer of its own; empty extents cost nothing.
-fn read_extents(context: &TransferContext, files: &[Arc<FileRef>], extents: &[Extent]) -> Result<(Vec<HostBuffer>, Receipt)> {
-    let (mut buffers, mut moves) = (Vec::new(), Vec::new());
-    let all_first = extents.iter().all(|extent| extent.offset == 0);
-    for (file, extent) in files.iter().zip(extents) {
-        let mut buffer = HostBuffer::new(usize::try_from(extent.length).unwrap_or(usize::MAX))?;
-        // Of an empty file too the first read tells which file it was.
-        if !extent.is_empty() || all_first {
-            let region = buffer.region(0..buffer.len())?;
-            moves.push(Move { file: Arc::clone(file), extent: *extent, region, direction: Direction::Read });
+/// A file's header as text, whole or in part.
+struct HeaderText<'a> {
+    path: &'a Path,
+    /// The file's length and state.
+    file_bytes: u64,
+    identity: Identity,
+    /// The file's bytes from its first one on.
+    buffer: HostBuffer,
+    /// Where the header ends: in the file, and in the buffer once that is long enough.
+    end: usize,
+}
+
+impl<'a> HeaderText<'a> {
+    fn new(path: &'a Path, start: Start) -> Result<Self> {
+        let Start { buffer, identity, file_bytes } = start;
+        let refuse = |what: &str| Err(Error::new(ErrorKind::Changed, what).with_file(path));
+        let Some(identity) = identity else {
+            return refuse("the file vanished while its header was read");
+        };
+        if identity.length != file_bytes {
+            return refuse("the file's length changed while its header was read");
         }
-        buffers.push(buffer);
+        let header_bytes = safetensors::header_length(buffer.bytes()?, file_bytes).map_err(|error| error.with_file(path))?;
+        let end = usize::try_from(8 + header_bytes).unwrap_or(usize::MAX);
+        Ok(Self { path, file_bytes, identity, buffer, end })
     }
-    let receipt = run(context, moves, &resolve::through_page_cache())?;
-    Ok((buffers, receipt))
+
+    /// How much of the header has not been read.
+    fn missing_bytes(&self) -> u64 {
+        self.end.saturating_sub(self.buffer.len()) as u64
+    }
+
+    /// Makes room for the rest of the header, and gives the read that fills it.
+    fn rest(&mut self) -> Result<Move> {
+        let have = self.buffer.len();
+        let mut whole = HostBuffer::new(self.end)?;
+        whole.bytes_mut()?[..have].copy_from_slice(self.buffer.bytes()?);
+        self.buffer = whole;
+        let region = self.buffer.region(have..self.end)?;
+        let file = Arc::new(FileRef { path: self.path.to_owned(), expected: Some(self.identity) });
+        Ok(Move { file, extent: Extent::new(have as u64, (self.end - have) as u64), region, direction: Direction::Read })
+    }
+
+    fn parse(&self) -> Result<Header> {
+        safetensors::parse(&self.buffer.bytes()?[8..self.end], self.file_bytes).map_err(|error| error.with_file(self.path))
+    }
+}
+
+/// Reads what is missing of long headers, in one transfer.
+fn read_rests(context: &TransferContext, texts: &mut [HeaderText<'_>], opening: &mut Receipt) -> Result<()> {
+    let long = texts.iter_mut().filter(|text| text.missing_bytes() > 0);
+    let moves = long.map(HeaderText::rest).collect::<Result<Vec<Move>>>()?;
+    opening.merge(run(context, moves, &resolve::through_page_cache())?);
+    Ok(())
 }

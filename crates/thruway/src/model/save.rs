@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::parallel;
+use super::resolve::{INDEX, SINGLE};
 use crate::base::{ByteSize, Error, ErrorKind, Extent, Result};
 use crate::format::safetensors::{self, Dtype, Index, Layout, TensorSpec};
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
 use crate::memory::{HostBuffer, Region};
-use crate::storage::{Namespace, Staging};
+use crate::storage::{self, Access, Buffering, File, Namespace, Staging};
 use crate::transfer::{Cancel, FileRef, Move, Progress, Receipt, TransferContext, TransferOptions, run};
 
 /// A tensor to be saved: its description and its bytes.
@@ -38,7 +41,7 @@ pub struct SaveOptions {
 }
 
 impl SaveOptions {
-    /// Text pairs for the files' `__metadata__`.
+    /// Text pairs for the `__metadata__` of the file, or of each of several.
     #[must_use]
     pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
         self.metadata = metadata;
@@ -89,14 +92,32 @@ pub(super) enum Form {
     Directory,
 }
 
+/// However many descriptors the process has left, a save keeps no more files open than this from their creation to their
+/// sync.
+const KEPT_OPEN_MAX: usize = 64;
+
+/// How many files are synced at once: enough to keep a drive busy with several, and a network's delay hidden.
+const SYNC_THREADS: usize = 8;
+
+/// A file in the making.
+#[derive(Debug)]
+struct Staged {
+    file: Arc<FileRef>,
+    /// Where it will stand: for receipts and errors.
+    target: PathBuf,
+    /// The handle that created it. Only one that was open before the bytes were written is sure to be told by its sync
+    /// that some of them were lost.
+    created: Option<Arc<dyn File>>,
+}
+
 /// Files in the making: created, laid out and sized, not yet visible.
 #[derive(Debug)]
 pub(super) struct Writer {
     namespace: Arc<dyn Namespace>,
     staging: Staging,
-    files: Vec<Arc<FileRef>>,
-    /// Final paths, for receipts.
-    finals: Vec<PathBuf>,
+    files: Vec<Staged>,
+    /// How many more handles may be kept.
+    may_keep: usize,
     places: HashMap<String, (usize, Extent)>,
 }
 
@@ -112,45 +133,54 @@ impl Writer {
     ) -> Result<(Self, Receipt)> {
         let layouts =
             shards.iter().map(|shard| safetensors::layout(&shard.specs, &shard.metadata)).collect::<Result<Vec<Layout>>>()?;
+        ensure_space(&*context.namespace, target, layouts.iter().map(|layout| layout.file_bytes).sum())?;
         let namespace = Arc::clone(&context.namespace);
-        ensure_space(&*namespace, target, layouts.iter().map(|layout| layout.file_bytes).sum())?;
-        let mut heads: Vec<(Arc<FileRef>, Vec<u8>)> = Vec::new();
-        let (mut files, mut finals, mut places) = (Vec::new(), Vec::new(), HashMap::new());
-        let staging = match form {
-            Form::File => {
-                let (staging, file) = Staging::file(Arc::clone(&namespace), target)?;
-                file.allocate(layouts.iter().map(|layout| layout.file_bytes).sum())?;
-                files.push(FileRef::new(staging.path()));
-                finals.push(target.to_owned());
-                staging
-            }
-            Form::Directory => {
-                let mut staging = Staging::directory(Arc::clone(&namespace), target)?;
-                for (shard, layout) in shards.iter().zip(&layouts) {
-                    let (path, file) = staging.member(&shard.file_name)?;
-                    file.allocate(layout.file_bytes)?;
-                    files.push(FileRef::new(path));
-                    finals.push(target.join(&shard.file_name));
-                }
-                staging
-            }
+        let (staging, single) = match form {
+            Form::File => Staging::file(Arc::clone(&namespace), target).map(|(staging, file)| (staging, Some(file)))?,
+            Form::Directory => (Staging::directory(Arc::clone(&namespace), target)?, None),
         };
+        // The transfers need descriptors too.
+        let may_keep = storage::open_files_left().map_or(KEPT_OPEN_MAX, |left| KEPT_OPEN_MAX.min(left / 4));
+        let mut writer = Self { namespace, staging, files: Vec::new(), may_keep, places: HashMap::new() };
+        if let Some(file) = single {
+            writer.add(
+                writer.staging.path().to_owned(),
+                target.to_owned(),
+                file,
+                layouts.iter().map(|all| all.file_bytes).sum(),
+            )?;
+        } else {
+            for (shard, layout) in shards.iter().zip(&layouts) {
+                writer.add_member(target, &shard.file_name, layout.file_bytes)?;
+            }
+        }
+        let mut heads: Vec<(Arc<FileRef>, Vec<u8>)> = Vec::new();
         for (number, layout) in layouts.into_iter().enumerate() {
-            places.extend(layout.entries.into_iter().map(|entry| (entry.name, (number, entry.extent))));
-            heads.push((Arc::clone(&files[number]), layout.head));
+            writer.places.extend(layout.entries.into_iter().map(|entry| (entry.name, (number, entry.extent))));
+            heads.push((Arc::clone(&writer.files[number].file), layout.head));
         }
-        let mut writer = Self { namespace, staging, files, finals, places };
         if let Some(index) = index {
-            let (path, file) = writer.staging.member("model.safetensors.index.json")?;
             let text = index.to_json().into_bytes();
-            file.allocate(text.len() as u64)?;
-            let file = FileRef::new(path);
-            writer.files.push(Arc::clone(&file));
-            writer.finals.push(target.join("model.safetensors.index.json"));
-            heads.push((file, text));
+            heads.push((writer.add_member(target, INDEX, text.len() as u64)?, text));
         }
-        let receipt = write_heads(context, heads, options)?;
+        let receipt = write_heads(context, heads, options).map_err(|error| writer.name_target(error))?;
         Ok((writer, receipt))
+    }
+
+    /// Creates a file of a staged directory.
+    fn add_member(&mut self, target: &Path, name: &str, bytes: u64) -> Result<Arc<FileRef>> {
+        let (path, file) = self.staging.member(name)?;
+        self.add(path, target.join(name), file, bytes)
+    }
+
+    /// Reserves the space of a file that was created.
+    fn add(&mut self, path: PathBuf, target: PathBuf, file: Arc<dyn File>, bytes: u64) -> Result<Arc<FileRef>> {
+        file.allocate(bytes).map_err(|error| error.with("target", shown(&target)))?;
+        let created = (self.may_keep > 0).then_some(file);
+        self.may_keep = self.may_keep.saturating_sub(1);
+        let file = FileRef::new(path);
+        self.files.push(Staged { file: Arc::clone(&file), target, created });
+        Ok(file)
     }
 
     /// The moves that write a part of a tensor, `offset` bytes into it, from `region`.
@@ -159,38 +189,45 @@ impl Writer {
             return Err(Error::new(ErrorKind::InvalidInput, "the tensor is not part of this save").with_tensor(name));
         };
         let extent = Extent::new(extent.offset + offset, region.len() as u64);
-        Ok(Move { file: Arc::clone(&self.files[*file]), extent, region, direction: Direction::Write })
+        Ok(Move { file: Arc::clone(&self.files[*file].file), extent, region, direction: Direction::Write })
     }
 
     /// Names the tensor that lies at the offset of a failure, and the file by its final name.
     pub(super) fn name_tensor(&self, error: Error) -> Error {
         let offset = error.context("offset").and_then(|offset| offset.parse::<u64>().ok());
-        let file = error.context("file").map(str::to_owned);
-        let Some((offset, file)) = offset.zip(file) else { return error };
-        let printed = |path: &Path| crate::base::error::printable(&path.to_string_lossy());
-        let hit = self.places.iter().find(|(_, (number, extent))| {
-            printed(&self.files[*number].path) == file && extent.offset <= offset && offset < extent.end()
+        let number = self.number_of(&error);
+        let hit = offset.zip(number).and_then(|(offset, file)| {
+            let lies_there =
+                |(number, extent): &(usize, Extent)| *number == file && extent.offset <= offset && offset < extent.end();
+            self.places.iter().find(|(_, place)| lies_there(place))
         });
-        let target = self.files.iter().position(|known| printed(&known.path) == file).map(|number| &self.finals[number]);
         let error = match hit {
             Some((name, _)) => error.with_tensor(name),
             None => error,
         };
-        match target {
-            Some(target) => error.with("target", printed(target)),
+        self.name_target(error)
+    }
+
+    /// Names the file of a failure by its final name: nobody knows the temporary one.
+    fn name_target(&self, error: Error) -> Error {
+        match self.number_of(&error) {
+            Some(number) => error.with("target", shown(&self.files[number].target)),
             None => error,
         }
+    }
+
+    /// Which file an error is about.
+    fn number_of(&self, error: &Error) -> Option<usize> {
+        let file = error.context("file")?;
+        self.files.iter().position(|known| shown(&known.file.path) == file)
     }
 
     /// Syncs every file and publishes them at once. The receipt's files get their final names.
     pub(super) fn finish(self, receipt: &mut Receipt) -> Result<()> {
         let started = std::time::Instant::now();
-        for file in &self.files {
-            let handle = self.namespace.open(&file.path, crate::storage::Access::Write, crate::storage::Buffering::PageCache)?;
-            handle.sync()?;
-        }
+        self.sync()?;
         let renamed: HashMap<&Path, &PathBuf> =
-            std::iter::zip(self.files.iter().map(|file| file.path.as_path()), &self.finals).collect();
+            self.files.iter().map(|staged| (staged.file.path.as_path(), &staged.target)).collect();
         for file in &mut receipt.files {
             if let Some(target) = renamed.get(file.file.as_path()) {
                 file.file = (*target).clone();
@@ -200,6 +237,31 @@ impl Writer {
         receipt.seconds += started.elapsed().as_secs_f64();
         Ok(())
     }
+
+    /// Makes the files durable, several at once. After the first failure no further one is begun.
+    fn sync(&self) -> Result<()> {
+        let failed = AtomicBool::new(false);
+        let sync = |staged: &Staged| match &staged.created {
+            Some(file) => file.sync(),
+            None => self.namespace.open(&staged.file.path, Access::Write, Buffering::PageCache)?.sync(),
+        };
+        let one = |number: usize| {
+            if failed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let staged = &self.files[number];
+            sync(staged).map_err(|error| {
+                failed.store(true, Ordering::Relaxed);
+                error.with("target", shown(&staged.target))
+            })
+        };
+        parallel::each(self.files.len(), SYNC_THREADS, one).into_iter().collect()
+    }
+}
+
+/// A path as it stands in errors.
+fn shown(path: &Path) -> String {
+    crate::base::error::escaped(&path.to_string_lossy())
 }
 
 fn write_heads(context: &TransferContext, heads: Vec<(Arc<FileRef>, Vec<u8>)>, options: &TransferOptions) -> Result<Receipt> {
@@ -216,7 +278,7 @@ fn write_heads(context: &TransferContext, heads: Vec<(Arc<FileRef>, Vec<u8>)>, o
 /// Says before the first byte that the target's filesystem has too little room.
 fn ensure_space(namespace: &dyn Namespace, target: &Path, bytes: u64) -> Result<()> {
     let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let free = namespace.free_bytes(directory)?;
+    let free = namespace.free_bytes(directory).map_err(|error| error.with("target", shown(target)))?;
     if bytes > free {
         return Err(Error::new(
             ErrorKind::NoSpace,
@@ -272,11 +334,7 @@ pub(super) fn plan_shards(
     metadata: &BTreeMap<String, String>,
 ) -> Result<(Form, Vec<ShardPlan>, Option<Index>)> {
     let Some(max_shard_bytes) = max_shard_bytes else {
-        return Ok((
-            Form::File,
-            vec![ShardPlan { file_name: "model.safetensors".to_owned(), specs, metadata: metadata.clone() }],
-            None,
-        ));
+        return Ok((Form::File, vec![ShardPlan { file_name: SINGLE.to_owned(), specs, metadata: metadata.clone() }], None));
     };
     if max_shard_bytes == 0 {
         return Err(Error::new(ErrorKind::InvalidInput, "a shard cannot hold 0 bytes").with_hint("choose a size such as 5GB"));
@@ -285,7 +343,7 @@ pub(super) fn plan_shards(
     let count =
         u32::try_from(groups.len()).map_err(|_| Error::new(ErrorKind::InvalidInput, "more shards than names for them"))?;
     if count <= 1 {
-        let shard = ShardPlan { file_name: "model.safetensors".to_owned(), specs, metadata: metadata.clone() };
+        let shard = ShardPlan { file_name: SINGLE.to_owned(), specs, metadata: metadata.clone() };
         return Ok((Form::Directory, vec![shard], None));
     }
     let mut weight_map = BTreeMap::new();

@@ -1,13 +1,13 @@
 //! Streaming a whole model through two windows of memory: while one is used, the next is read.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::open::Model;
 use crate::base::{Extent, Result};
 use crate::io::Direction;
 use crate::memory::HostBuffer;
-use crate::transfer::{Move, Receipt, TransferOptions, run};
+use crate::transfer::{Move, Progress, Receipt, TransferOptions, run};
 
 /// Each of the two windows. Large enough that the pause between two reads does not show.
 pub(super) const WINDOW_BYTES: u64 = 64 << 20;
@@ -34,8 +34,19 @@ pub(super) struct StreamWindow {
     pub(super) parts: Vec<StreamPart>,
 }
 
+/// How a model is streamed.
+#[derive(Debug)]
+pub(super) struct StreamOptions {
+    /// How each window is read. Progress counts from the first window's first byte to the last one's last.
+    pub(super) transfer: TransferOptions,
+    /// The bytes of each of the two windows: [`WINDOW_BYTES`], or fewer to test with.
+    pub(super) window_bytes: u64,
+}
+
 /// Cuts the model's tensors into windows. Empty tensors are parts too.
-fn windows(model: &Model) -> Vec<Vec<StreamPart>> {
+fn windows(model: &Model, window_bytes: u64) -> Vec<Vec<StreamPart>> {
+    // A window in which no whole block has room would never be filled.
+    let window_bytes = window_bytes.max(8192);
     let mut all: Vec<Vec<StreamPart>> = Vec::new();
     let mut current: Vec<StreamPart> = Vec::new();
     let mut at = 0_u64;
@@ -44,7 +55,7 @@ fn windows(model: &Model) -> Vec<Vec<StreamPart>> {
         loop {
             // The same distance from a block as in the file, so that whole blocks can be read straight.
             let start = at + (item.extent.offset + offset + 4096 - at % 4096) % 4096;
-            let room = WINDOW_BYTES.saturating_sub(start);
+            let room = window_bytes.saturating_sub(start);
             if room == 0 && !item.extent.is_empty() {
                 all.push(std::mem::take(&mut current));
                 at = 0;
@@ -70,30 +81,22 @@ fn windows(model: &Model) -> Vec<Vec<StreamPart>> {
 /// which gives the buffer back. Uses two windows of memory whatever the model's size.
 pub(super) fn stream(
     model: &Model,
-    options: &TransferOptions,
+    options: &StreamOptions,
     mut take: impl FnMut(StreamWindow) -> Result<HostBuffer>,
 ) -> Result<Receipt> {
-    let plan = windows(model);
+    let plan = windows(model, options.window_bytes);
     let window_bytes = plan.iter().flatten().map(|part| part.at + part.length).max().unwrap_or(0);
-    let (to_consumer, filled) = sync_channel::<Result<(StreamWindow, Receipt)>>(1);
-    let (give_back, empty) = sync_channel::<HostBuffer>(2);
     std::thread::scope(|scope| {
+        // Both of the consumer's ends are dropped when this closure is left, by whichever way: the reader, which the
+        // scope then waits for, hears of it wherever it waits.
+        let (to_consumer, filled) = sync_channel::<Result<(StreamWindow, Receipt)>>(1);
+        let (give_back, empty) = sync_channel::<HostBuffer>(2);
         for _ in 0..2.min(plan.len()) {
             if give_back.send(HostBuffer::new(window_bytes)?).is_err() {
                 unreachable!("the receiving end is still here");
             }
         }
-        scope.spawn(move || {
-            for parts in plan {
-                // Either end is gone only when the consumer has failed and left.
-                let Ok(buffer) = empty.recv() else { return };
-                let result = fill(model, options, buffer, parts);
-                let failed = result.is_err();
-                if to_consumer.send(result).is_err() || failed {
-                    return;
-                }
-            }
-        });
+        scope.spawn(move || read_windows(model, &options.transfer, plan, &empty, &to_consumer));
         let mut receipt = Receipt::default();
         while let Ok(result) = filled.recv() {
             let (window, read) = result?;
@@ -106,19 +109,121 @@ pub(super) fn stream(
     })
 }
 
+/// The reader: fills empty buffers until there is nothing more to read or nobody to read for.
+fn read_windows(
+    model: &Model,
+    options: &TransferOptions,
+    plan: Vec<Vec<StreamPart>>,
+    empty: &Receiver<HostBuffer>,
+    to_consumer: &SyncSender<Result<(StreamWindow, Receipt)>>,
+) {
+    let mut before = 0;
+    for parts in plan {
+        // Either end is gone only when the consumer has failed and left.
+        let Ok(buffer) = empty.recv() else { return };
+        let step = TransferOptions { progress: after(options.progress.as_ref(), before), ..options.clone() };
+        before += parts.iter().map(|part| part.length as u64).sum::<u64>();
+        let result = fill(model, &step, buffer, parts);
+        let failed = result.is_err();
+        if to_consumer.send(result).is_err() || failed {
+            return;
+        }
+    }
+}
+
+/// Reports the bytes of a piece of work that begins when `before` bytes are done.
+pub(super) fn after(progress: Option<&Progress>, before: u64) -> Option<Progress> {
+    let progress = Arc::clone(progress?);
+    Some(Arc::new(move |moved| progress(before + moved)))
+}
+
 fn fill(
     model: &Model,
     options: &TransferOptions,
     mut buffer: HostBuffer,
     parts: Vec<StreamPart>,
 ) -> Result<(StreamWindow, Receipt)> {
+    let extent_of = |part: &StreamPart| Extent::new(model.entries[part.entry].extent.offset + part.offset, part.length as u64);
     let mut moves = Vec::with_capacity(parts.len());
     for part in &parts {
-        let entry = &model.entries[part.entry];
-        let extent = Extent::new(entry.extent.offset + part.offset, part.length as u64);
+        let file = Arc::clone(&model.files[model.entries[part.entry].file].file);
         let region = buffer.region(part.at..part.at + part.length)?;
-        moves.push(Move { file: Arc::clone(&model.files[entry.file].file), extent, region, direction: Direction::Read });
+        moves.push(Move { file, extent: extent_of(part), region, direction: Direction::Read });
     }
-    let receipt = run(&model.context, moves, options).map_err(|error| model.name_tensor(error))?;
+    let wanted = || parts.iter().map(|part| (&model.entries[part.entry], extent_of(part)));
+    let receipt = run(&model.context, moves, options).map_err(|error| model.name_tensor(error, wanted()))?;
     Ok((StreamWindow { buffer, parts }, receipt))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::{Error, ErrorKind};
+    use crate::format::safetensors::Dtype;
+    use crate::model::{SaveOptions, Source};
+    use crate::session::Session;
+
+    const TENSOR_BYTES: usize = 50_000;
+    const OPTIONS: fn() -> StreamOptions = || StreamOptions { transfer: TransferOptions::default(), window_bytes: 20_000 };
+
+    /// A model of two tensors, which fill at least four windows, and the directory that holds it.
+    fn model() -> (tempfile::TempDir, Model) {
+        let directory = tempfile::tempdir_in(std::env::temp_dir()).expect("a directory");
+        let path = directory.path().join("model.safetensors");
+        let session = Session::builder().build().expect("session");
+        let buffers = [1, 2].map(|value| HostBuffer::from_vec(vec![value; TENSOR_BYTES]));
+        let source = |(name, buffer): (&str, &HostBuffer)| {
+            Source::new(name, Dtype::U8, [TENSOR_BYTES as u64], buffer.source(0..TENSOR_BYTES).expect("free"))
+        };
+        let sources: Vec<Source> = ["a", "b"].into_iter().zip(&buffers).map(source).collect();
+        session.save(&sources, &path, SaveOptions::default()).expect("save");
+        (directory, session.open(&path).expect("open"))
+    }
+
+    /// Fails the test if `work` takes long: what is tested here used to hang.
+    fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, waiting) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(work()));
+        waiting.recv_timeout(Duration::from_secs(60)).expect("it hangs")
+    }
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order() {
+        let (_directory, model) = model();
+        let mut bytes = vec![Vec::new(); 2];
+        let receipt = stream(&model, &OPTIONS(), |StreamWindow { buffer, parts }| {
+            for part in &parts {
+                assert_eq!(part.offset, bytes[part.entry].len() as u64);
+                bytes[part.entry].extend_from_slice(&buffer.bytes()?[part.at..part.at + part.length]);
+            }
+            Ok(buffer)
+        });
+        assert_eq!(receipt.expect("nothing is in the way").bytes, 2 * TENSOR_BYTES as u64);
+        assert_eq!(bytes, [vec![1; TENSOR_BYTES], vec![2; TENSOR_BYTES]]);
+    }
+
+    #[test]
+    fn a_consumer_that_fails_at_any_window_ends_the_stream_at_once() {
+        let (_directory, model) = model();
+        let model = Arc::new(model);
+        let count = windows(&model, OPTIONS().window_bytes).len();
+        assert!(count >= 4, "{count} windows");
+        for fails_at in 0..count {
+            let model = Arc::clone(&model);
+            let (error, taken) = in_time(move || {
+                let mut taken = 0;
+                let outcome = stream(&model, &OPTIONS(), |window| {
+                    taken += 1;
+                    match taken > fails_at {
+                        true => Err(Error::new(ErrorKind::NoSpace, "the consumer failed")),
+                        false => Ok(window.buffer),
+                    }
+                });
+                (outcome.expect_err("the consumer failed"), taken)
+            });
+            assert_eq!((error.kind(), taken), (ErrorKind::NoSpace, fails_at + 1));
+        }
+    }
 }

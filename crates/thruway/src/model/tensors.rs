@@ -13,6 +13,10 @@ use crate::transfer::verify::{Digest, Digester, digests_by};
 const DIGEST_WINDOW_BYTES: usize = 16 << 20;
 
 /// A loaded tensor. It keeps its memory alive by itself: it outlives its model, its session and its siblings.
+///
+/// Tensors of one file share an allocation (on a GPU of about 512 MiB, or of one larger tensor; in host memory of as
+/// much as the file's wanted tensors need), which is freed when the last of them is dropped. So one small tensor that is
+/// kept can keep much memory: copy it, or load it into a buffer of its own ([`LoadOptions::into`](crate::LoadOptions::into)).
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub(super) name: String,

@@ -2,7 +2,7 @@
 //! depend on the model's size.
 
 use super::open::Model;
-use super::stream::{StreamWindow, stream};
+use super::stream::{StreamOptions, StreamWindow, WINDOW_BYTES, after, stream};
 use crate::base::Result;
 use crate::io::policy::PathPolicy;
 use crate::transfer::verify::{Digest, Digester};
@@ -23,7 +23,7 @@ impl VerifyOptions {
         self
     }
 
-    /// Told the bytes read so far of the current window; windows are of 64 MiB.
+    /// Told the bytes read so far; of two models that are compared, those of both.
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.transfer.progress = Some(progress);
@@ -82,9 +82,13 @@ impl Model {
     pub fn digests(&self, options: &VerifyOptions) -> Result<(Vec<Digest>, Receipt)> {
         let policy = options.policy.unwrap_or(self.policy);
         let transfer = TransferOptions { policy, ..options.transfer.clone() };
+        self.digests_by(&StreamOptions { transfer, window_bytes: WINDOW_BYTES })
+    }
+
+    fn digests_by(&self, options: &StreamOptions) -> Result<(Vec<Digest>, Receipt)> {
         let mut digesters = vec![None::<Digester>; self.entries.len()];
         let mut digests = vec![Digest::of(&[]); self.entries.len()];
-        let receipt = stream(self, &transfer, |StreamWindow { buffer, parts }| {
+        let receipt = stream(self, options, |StreamWindow { buffer, parts }| {
             let bytes = buffer.bytes()?;
             digest_parts(self, bytes, &parts, &mut digesters, &mut digests);
             Ok(buffer)
@@ -102,7 +106,9 @@ impl Model {
         let mut differences = Vec::new();
         let mut receipt = receipt;
         if let Some(other) = against {
-            let (other_digests, other_receipt) = other.digests(options)?;
+            let progress = after(options.transfer.progress.as_ref(), self.bytes());
+            let transfer = TransferOptions { progress, ..options.transfer.clone() };
+            let (other_digests, other_receipt) = other.digests(&VerifyOptions { transfer, policy: options.policy })?;
             receipt.merge(other_receipt);
             for (entry, digest) in self.entries.iter().zip(&digests) {
                 let difference = match other.by_name.get(&entry.name) {
@@ -152,5 +158,40 @@ fn digest_parts(
     }
     for (entry, digest) in whole_of.into_iter().zip(crate::transfer::verify::digests(&whole)) {
         finished[entry] = digest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::model::{SaveOptions, Source};
+    use crate::session::Session;
+
+    #[test]
+    fn progress_counts_on_from_window_to_window_and_from_model_to_model() {
+        let directory = tempfile::tempdir_in(std::env::temp_dir()).expect("a directory");
+        let path = directory.path().join("model.safetensors");
+        let session = Session::builder().build().expect("session");
+        let buffer = crate::memory::HostBuffer::from_vec(vec![7; 100_000]);
+        let source = Source::new("t", crate::format::safetensors::Dtype::U8, [100_000], buffer.source(0..100_000).expect("free"));
+        session.save(&[source], &path, SaveOptions::default()).expect("save");
+        let model = session.open(&path).expect("open");
+        let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let progress = |seen: &Arc<Mutex<Vec<u64>>>| -> Progress {
+            let seen = Arc::clone(seen);
+            Arc::new(move |bytes| seen.lock().expect("no panic").push(bytes))
+        };
+        let transfer = TransferOptions { progress: Some(progress(&seen)), ..TransferOptions::default() };
+        let (digests, _) = model.digests_by(&StreamOptions { transfer, window_bytes: 20_000 }).expect("digests");
+        assert_eq!(digests, [Digest::of(&[7; 100_000])]);
+        let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
+        assert!(seen.len() >= 5 && seen.iter().max() == Some(&100_000), "{seen:?}");
+
+        let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
+        model.verify(Some(&model), &VerifyOptions::default().progress(progress(&seen))).expect("verify");
+        let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
+        assert!(seen.contains(&100_000) && seen.iter().max() == Some(&200_000), "{seen:?}");
     }
 }

@@ -14,13 +14,15 @@ use super::file::{Access, Buffering, File};
 use super::os_file::OsFile;
 use crate::base::{Error, ErrorKind, Result};
 
-/// What a name stands for, links followed.
+/// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A regular file.
     File,
     /// A directory.
     Directory,
+    /// A symbolic link; only where links are not followed.
+    Link,
     /// A pipe, socket or device.
     Other,
 }
@@ -37,10 +39,18 @@ pub struct Metadata {
 /// A held lock; dropping it releases the lock.
 pub trait Lock: Send + Sync + Debug {}
 
+/// A directory that is open for syncing.
+pub trait Directory: Send + Sync + Debug {
+    /// Makes the names in it durable.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn sync(&self) -> Result<()>;
+}
+
 /// The operations on names that this library uses, and nothing else touches the filesystem.
 ///
-/// All but [`sync_directory`](Self::sync_directory) may be lost in a power cut until the directory is synced.
-/// Errors name the file.
+/// What they change may be lost in a power cut until the directory is synced. Errors name the file.
 pub trait Namespace: Send + Sync + Debug {
     /// Opens a regular file that exists. Never blocks on a pipe.
     ///
@@ -63,6 +73,12 @@ pub trait Namespace: Send + Sync + Debug {
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound); for a broken link it says where the link points.
     fn metadata(&self, path: &Path) -> Result<Metadata>;
+
+    /// What a name itself is: a link is a [`Link`](EntryKind::Link), wherever it points.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), and whatever the filesystem reports.
+    fn own_metadata(&self, path: &Path) -> Result<Metadata>;
 
     /// The names in a directory, sorted.
     ///
@@ -100,11 +116,21 @@ pub trait Namespace: Send + Sync + Debug {
     /// Whatever the filesystem reports.
     fn remove_directory(&self, path: &Path) -> Result<()>;
 
+    /// Opens a directory for syncing. Whoever will have to sync it opens it before anything is changed there, and so
+    /// learns in time that it cannot be.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound), [`PermissionDenied`](ErrorKind::PermissionDenied) for a directory that may
+    /// not be read, and whatever the filesystem reports.
+    fn open_directory(&self, path: &Path) -> Result<Box<dyn Directory>>;
+
     /// Makes the names in a directory durable.
     ///
     /// # Errors
-    /// Whatever the filesystem reports.
-    fn sync_directory(&self, path: &Path) -> Result<()>;
+    /// What [`open_directory`](Self::open_directory) and [`Directory::sync`] give.
+    fn sync_directory(&self, path: &Path) -> Result<()> {
+        self.open_directory(path)?.sync()
+    }
 
     /// Locks a file against other processes, without waiting.
     ///
@@ -112,7 +138,7 @@ pub trait Namespace: Send + Sync + Debug {
     /// [`AlreadyExists`](ErrorKind::AlreadyExists) if another holds the lock.
     fn lock(&self, path: &Path) -> Result<Box<dyn Lock>>;
 
-    /// The bytes free to this user on the filesystem of a directory.
+    /// The bytes free to this user on the filesystem of a directory; `u64::MAX` where it does not tell.
     ///
     /// # Errors
     /// Whatever the filesystem reports.
@@ -151,13 +177,11 @@ impl Namespace for OsNamespace {
     }
 
     fn metadata(&self, path: &Path) -> Result<Metadata> {
-        let stat = rustix::fs::stat(path).map_err(|errno| failed("cannot find", path, errno))?;
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => EntryKind::File,
-            FileType::Directory => EntryKind::Directory,
-            _ => EntryKind::Other,
-        };
-        Ok(Metadata { kind, length: u64::try_from(stat.st_size).unwrap_or(0) })
+        rustix::fs::stat(path).map(|stat| metadata_of(&stat)).map_err(|errno| failed("cannot find", path, errno))
+    }
+
+    fn own_metadata(&self, path: &Path) -> Result<Metadata> {
+        rustix::fs::lstat(path).map(|stat| metadata_of(&stat)).map_err(|errno| failed("cannot find", path, errno))
     }
 
     fn list(&self, directory: &Path) -> Result<Vec<OsString>> {
@@ -207,10 +231,10 @@ impl Namespace for OsNamespace {
             .map_err(|errno| failed("cannot remove the directory", path, errno))
     }
 
-    fn sync_directory(&self, path: &Path) -> Result<()> {
+    fn open_directory(&self, path: &Path) -> Result<Box<dyn Directory>> {
         let fd = opened(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| failed("cannot open the directory", path, errno))?;
-        rustix::fs::fsync(&fd).map_err(|errno| failed("cannot sync the directory", path, errno).with("op", "fsync"))
+        Ok(Box::new(OsDirectory { fd, path: path.to_owned() }))
     }
 
     fn lock(&self, path: &Path) -> Result<Box<dyn Lock>> {
@@ -226,7 +250,36 @@ impl Namespace for OsNamespace {
     fn free_bytes(&self, directory: &Path) -> Result<u64> {
         let stat =
             rustix::fs::statvfs(directory).map_err(|errno| failed("cannot examine the filesystem of", directory, errno))?;
-        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+        Ok(free_of(stat.f_blocks, stat.f_bavail, stat.f_frsize))
+    }
+}
+
+/// The free bytes that a filesystem reports. One of no blocks at all (some on networks, some in user space) knows
+/// nothing of its room, and whatever it calls free says nothing.
+fn free_of(blocks: u64, available: u64, block_bytes: u64) -> u64 {
+    if blocks == 0 { u64::MAX } else { available.saturating_mul(block_bytes) }
+}
+
+fn metadata_of(stat: &rustix::fs::Stat) -> Metadata {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => EntryKind::File,
+        FileType::Directory => EntryKind::Directory,
+        FileType::Symlink => EntryKind::Link,
+        _ => EntryKind::Other,
+    };
+    Metadata { kind, length: u64::try_from(stat.st_size).unwrap_or(0) }
+}
+
+/// An open directory of the operating system.
+#[derive(Debug)]
+struct OsDirectory {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Directory for OsDirectory {
+    fn sync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.fd).map_err(|errno| failed("cannot sync the directory", &self.path, errno).with("op", "fsync"))
     }
 }
 
@@ -269,4 +322,16 @@ pub(super) fn read_small_text(path: &str) -> Option<String> {
 /// How many names a directory holds; `None` if it cannot be read.
 pub(super) fn count_entries(path: &str) -> Option<usize> {
     Some(std::fs::read_dir(path).ok()?.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filesystem_without_blocks_has_unknown_room_and_refuses_nothing() {
+        assert_eq!(free_of(0, 0, 4096), u64::MAX);
+        assert_eq!(free_of(100, 0, 4096), 0, "a full one is full");
+        assert_eq!(free_of(100, 7, 4096), 7 * 4096);
+    }
 }

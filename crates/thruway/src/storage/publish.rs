@@ -1,11 +1,17 @@
 //! Publishing: what a reader finds under a name is complete and durable, or is not there.
 //!
 //! ```text
-//! create  .name.thruway-<unique>   →  write  →  sync the file  →  rename to name  →  sync the directory
+//! open the directory  →  create  .name.thruway-<unique>  →  write  →  sync the file  →  rename to name  →  sync the directory
 //! ```
 //!
-//! A failure, a kill or a power cut at any step leaves the old file as it was, and at most one temporary file,
-//! which anyone can recognise by its name and remove. Every publication in this library goes through here.
+//! A failure, a kill or a power cut at any step before the last leaves the old file as it was, and at most one temporary
+//! file, which anyone can recognise by its name and remove. What the last step needs is therefore had before the first:
+//! a directory that cannot be opened cannot be synced. If it fails all the same, the new file is in place and only its
+//! durability is in doubt, and the error says so by the fact `published`. Every publication in this library goes
+//! through here.
+//!
+//! A link at the target is the target: a file replaces the link itself, never what it points to, and a directory is
+//! refused, since no rename puts one in a link's place.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{File, Metadata, Namespace};
+use super::{Directory, EntryKind, File, Metadata, Namespace};
+use crate::base::error::{escaped, printable};
 use crate::base::{Error, ErrorKind, Result};
 
 /// A file or directory in the making, beside the name under which it will be published. Dropped without
@@ -23,49 +30,50 @@ pub struct Staging {
     namespace: Arc<dyn Namespace>,
     target: PathBuf,
     temporary: PathBuf,
-    /// The files made in a staged directory, for syncing and removal; empty for a single file.
+    /// Where both names stand, open from the start.
+    parent: Box<dyn Directory>,
+    /// The files made in a staged directory, for removal; empty for a single file.
     members: Vec<PathBuf>,
     is_directory: bool,
-    published: bool,
+    /// Whether there is something under the temporary name.
+    is_there: bool,
 }
 
 impl Staging {
-    /// Starts a file that will replace whatever file stands at `target`. A link there is replaced, not followed.
+    /// Starts a file that will replace whatever file or link stands at `target`. What a link points to stays as it is.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if `target` is a directory or has no file name, and what
-    /// [`Namespace::create`] gives.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if `target` is a directory, or a link to one, or has no file name;
+    /// and what [`Namespace::open_directory`] and [`Namespace::create`] give.
     pub fn file(namespace: Arc<dyn Namespace>, target: &Path) -> Result<(Self, Arc<dyn File>)> {
-        if let Ok(existing) = namespace.metadata(target)
-            && existing.kind != super::EntryKind::File
-        {
-            return Err(Error::new(ErrorKind::InvalidInput, "the target is not a regular file").with_file(target));
-        }
-        let temporary = temporary_name(target)?;
-        let file = namespace.create(&temporary)?;
-        let staging =
-            Self { namespace, target: target.to_owned(), temporary, members: Vec::new(), is_directory: false, published: false };
+        ensure_file_may_stand(&*namespace, target)?;
+        let mut staging = Self::begin(namespace, target, false)?;
+        let file = staging.namespace.create(&staging.temporary).map_err(|error| at_target(error, target))?;
+        staging.is_there = true;
         Ok((staging, file))
     }
 
     /// Starts a directory that will be published under `target`, where nothing but an empty directory may stand.
     ///
     /// # Errors
-    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if there is something at `target`, and what
-    /// [`Namespace::create_directory`] gives.
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if there is something at `target`, be it a link to an empty directory
+    /// or to nothing, and what [`Namespace::open_directory`] and [`Namespace::create_directory`] give.
     pub fn directory(namespace: Arc<dyn Namespace>, target: &Path) -> Result<Self> {
-        let occupied = match existing(&*namespace, target)? {
-            Some(found) if found.kind == super::EntryKind::Directory => !namespace.list(target)?.is_empty(),
-            found => found.is_some(),
-        };
-        if occupied {
-            return Err(Error::new(ErrorKind::AlreadyExists, "the target exists and is not an empty directory")
-                .with_file(target)
-                .with_hint("choose another name, or remove it first"));
-        }
+        let mut staging = Self::begin(namespace, target, true)?;
+        ensure_directory_may_stand(&*staging.namespace, &staging.target)?;
+        staging.namespace.create_directory(&staging.temporary).map_err(|error| at_target(error, target))?;
+        staging.is_there = true;
+        Ok(staging)
+    }
+
+    /// Opens what publishing will need. Creates nothing yet.
+    fn begin(namespace: Arc<dyn Namespace>, target: &Path, is_directory: bool) -> Result<Self> {
         let temporary = temporary_name(target)?;
-        namespace.create_directory(&temporary)?;
-        Ok(Self { namespace, target: target.to_owned(), temporary, members: Vec::new(), is_directory: true, published: false })
+        let directory = parent(target);
+        let parent = namespace.open_directory(directory).map_err(|error| at_target(error, target))?;
+        // Without whatever slashes follow the name: with them the system would look behind a link.
+        let target = target.file_name().map_or_else(|| target.to_owned(), |name| directory.join(name));
+        Ok(Self { namespace, target, temporary, parent, members: Vec::new(), is_directory, is_there: false })
     }
 
     /// The temporary path that is being written.
@@ -79,10 +87,11 @@ impl Staging {
     /// What [`Namespace::create`] gives.
     pub fn member(&mut self, name: &str) -> Result<(PathBuf, Arc<dyn File>)> {
         if !self.is_directory || name.contains('/') || name == ".." || name == "." || name.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidInput, format!("'{name}' cannot be a file of the staged directory")));
+            let message = format!("'{}' cannot be a file of the staged directory", printable(name));
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         let path = self.temporary.join(name);
-        let file = self.namespace.create(&path)?;
+        let file = self.namespace.create(&path).map_err(|error| at_target(error, &self.target.join(name)))?;
         self.members.push(path.clone());
         Ok((path, file))
     }
@@ -92,23 +101,24 @@ impl Staging {
     ///
     /// # Errors
     /// Whatever fails. Before the rename nothing has changed; after it, the new content is visible and only
-    /// its durability is in doubt, and the error says so.
+    /// its durability is in doubt, and the error says so: it has the fact `published`.
     pub fn publish(mut self) -> Result<()> {
-        if self.is_directory {
-            self.namespace.sync_directory(&self.temporary)?;
-            if existing(&*self.namespace, &self.target)?.is_some() {
-                // Only an empty directory may stand here, and renaming over anything else fails.
-                self.namespace.rename(&self.temporary, &self.target)?;
-            } else {
-                self.namespace.rename_new(&self.temporary, &self.target)?;
-            }
-        } else {
-            self.namespace.rename(&self.temporary, &self.target)?;
+        self.rename().map_err(|error| at_target(error, &self.target))?;
+        self.is_there = false;
+        self.parent.sync().map_err(|error| published(&error, &self.target))
+    }
+
+    fn rename(&self) -> Result<()> {
+        if !self.is_directory {
+            return self.namespace.rename(&self.temporary, &self.target);
         }
-        self.published = true;
-        self.namespace
-            .sync_directory(parent(&self.target))
-            .map_err(|error| error.with_hint("the new content is in place, but a power cut might still undo it: sync and check"))
+        self.namespace.sync_directory(&self.temporary)?;
+        if existing(&*self.namespace, &self.target)?.is_some() {
+            // Only an empty directory may stand here, and renaming over anything else fails.
+            self.namespace.rename(&self.temporary, &self.target)
+        } else {
+            self.namespace.rename_new(&self.temporary, &self.target)
+        }
     }
 
     /// Removes what was staged. Errors are returned here; a drop can only ignore them.
@@ -120,7 +130,7 @@ impl Staging {
     }
 
     fn remove(&mut self) -> Result<()> {
-        self.published = true;
+        self.is_there = false;
         if self.is_directory {
             for member in &self.members {
                 self.namespace.remove(member)?;
@@ -134,20 +144,74 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.published {
+        if self.is_there {
             // A drop has nobody to report to; what stays behind is recognisable by its name.
             drop(self.remove());
         }
     }
 }
 
-/// What stands at `path`, if anything. That it cannot be found out is an error, not an absence.
+/// Refuses, before a byte is written, a target that no file can take.
+fn ensure_file_may_stand(namespace: &dyn Namespace, target: &Path) -> Result<()> {
+    let kind = match existing(namespace, target)?.map(|found| found.kind) {
+        // A link is replaced, whatever it points to; but one to a directory stands for the directory wherever people use it.
+        Some(EntryKind::Link) => match namespace.metadata(target) {
+            Ok(found) if found.kind == EntryKind::Directory => Some(EntryKind::Directory),
+            _ => return Ok(()),
+        },
+        found => found,
+    };
+    let names_a_directory = target.as_os_str().as_bytes().ends_with(b"/");
+    match kind {
+        None | Some(EntryKind::File) if !names_a_directory => Ok(()),
+        Some(EntryKind::Directory) | None => {
+            let file = escaped(&target.join("model.safetensors").to_string_lossy());
+            Err(Error::new(ErrorKind::InvalidInput, "the target names a directory, and one file is to be written")
+                .with_file(target)
+                .with_hint(format!("name the file: {file}")))
+        }
+        Some(_) => Err(Error::new(ErrorKind::InvalidInput, "the target is not a regular file").with_file(target)),
+    }
+}
+
+/// Refuses, before a byte is written, a target whose place no directory can take.
+fn ensure_directory_may_stand(namespace: &dyn Namespace, target: &Path) -> Result<()> {
+    let (what, hint) = match existing(namespace, target)?.map(|found| found.kind) {
+        None => return Ok(()),
+        Some(EntryKind::Directory) if namespace.list(target)?.is_empty() => return Ok(()),
+        Some(EntryKind::Link) => (
+            "the target is a link, whose place no directory can take",
+            "name the directory that it points to, or remove the link",
+        ),
+        Some(_) => ("the target exists and is not an empty directory", "choose another name, or remove it first"),
+    };
+    Err(Error::new(ErrorKind::AlreadyExists, what).with_file(target).with_hint(hint))
+}
+
+/// What stands at `path`, links not followed. That it cannot be found out is an error, not an absence.
 fn existing(namespace: &dyn Namespace, path: &Path) -> Result<Option<Metadata>> {
-    match namespace.metadata(path) {
+    match namespace.own_metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Adds what was to be published: the file that the error names may be a temporary one, which nobody knows.
+fn at_target(error: Error, target: &Path) -> Error {
+    error.with("target", escaped(&target.to_string_lossy()))
+}
+
+/// The failure to make a publication durable: what is in place must not be taken for unchanged.
+fn published(error: &Error, target: &Path) -> Error {
+    let message = format!("the new content is in place and complete, but a power cut might still undo it: {}", error.message());
+    // From the error's own source, which the caller may ask for.
+    let mut marked = match error.os_error() {
+        Some(code) => Error::from_io(message, std::io::Error::from_raw_os_error(code)),
+        None => Error::new(error.kind(), message),
+    };
+    marked = error.contexts().fold(marked, |marked, (key, value)| marked.with(key, value)).with("published", "yes");
+    at_target(marked, target).with_hint("sync the directory and look at the target, or write it again")
 }
 
 /// The directory that holds `path`.

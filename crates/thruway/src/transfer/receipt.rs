@@ -1,6 +1,7 @@
 //! Receipts: what happened, which way, and why.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -65,13 +66,26 @@ impl Receipt {
         self.cpu_seconds += later.cpu_seconds;
         self.retries += later.retries;
         self.bytes += later.bytes;
-        let known: HashMap<PathBuf, usize> = self.files.iter().enumerate().map(|(i, file)| (file.file.clone(), i)).collect();
-        for file in later.files {
-            match known.get(&file.file) {
-                Some(index) => file.parts.into_iter().for_each(|part| self.files[*index].add(part)),
+        let places = self.places_of(&later.files);
+        for (file, place) in std::iter::zip(later.files, places) {
+            match place {
+                Some(index) => file.parts.into_iter().for_each(|part| self.files[index].add(part)),
                 None => self.files.push(file),
             }
         }
+    }
+
+    /// Which of this receipt's files each of these is, if it is there. A model is streamed window by window, thousands of
+    /// them, and nearly every window goes on in the file in which the last one ended: that is looked at first.
+    fn places_of(&self, files: &[FileReceipt]) -> Vec<Option<usize>> {
+        let Some(last) = self.files.len().checked_sub(1) else { return vec![None; files.len()] };
+        if let [file] = files
+            && file.file.as_os_str() == self.files[last].file.as_os_str()
+        {
+            return vec![Some(last)];
+        }
+        let known: HashMap<&OsStr, usize> = self.files.iter().map(|file| file.file.as_os_str()).zip(0..).collect();
+        files.iter().map(|file| known.get(file.file.as_os_str()).copied()).collect()
     }
 
     /// The bytes that went this way.
@@ -111,5 +125,34 @@ impl fmt::Display for Receipt {
             write!(f, "\n  {path} ({engine}): {} · {reason}", ByteSize(*bytes))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receipt(files: &[(&str, u64)]) -> Receipt {
+        let part = |bytes| Part { path: Path::Cached, engine: EngineName::Posix, bytes, reason: "a test".into() };
+        let file = |(name, bytes): &(&str, u64)| FileReceipt {
+            file: PathBuf::from(name),
+            identity: None,
+            bytes: *bytes,
+            parts: vec![part(*bytes)],
+        };
+        let bytes = files.iter().map(|(_, bytes)| bytes).sum();
+        Receipt { bytes, files: files.iter().map(file).collect(), ..Receipt::default() }
+    }
+
+    #[test]
+    fn a_merged_receipt_has_each_file_once_in_the_order_in_which_they_came() {
+        let mut all = receipt(&[]);
+        for step in [&[("a", 1)][..], &[("a", 2)], &[("a", 3), ("b", 4)], &[("b", 5)], &[("c", 6)], &[("a", 7)], &[]] {
+            all.merge(receipt(step));
+        }
+        let found: Vec<(&str, u64, usize)> =
+            all.files.iter().map(|file| (file.file.to_str().expect("text"), file.bytes, file.parts.len())).collect();
+        assert_eq!(found, [("a", 13, 1), ("b", 9, 1), ("c", 6, 1)]);
+        assert_eq!(all.bytes, 28);
     }
 }
