@@ -17,7 +17,7 @@ it, bring the files into the page cache before. On the CPU only the model's own 
     kvikio                 CuFile.pread of whole files, 16 threads: raw bytes, no tensors
     limit                  what this machine's copy engine gives from pinned memory, by torch: no file is read
 
-`--device cpu` works with safetensors, fastsafetensors, runai and kvikio, to try this script without a GPU.
+`--device cpu` works with safetensors, fastsafetensors and runai, to try this script without a GPU.
 """
 
 from __future__ import annotations
@@ -109,9 +109,8 @@ class Peer:
         import torch
 
         buffers = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self.sizes]
-        targets = [buffer.numpy() if self.device == "cpu" else buffer for buffer in buffers]
         handles = [kvikio.CuFile(path, "r") for path in self.paths]
-        waits = [handle.pread(target) for handle, target in zip(handles, targets, strict=True)]
+        waits = [handle.pread(target) for handle, target in zip(handles, buffers, strict=True)]
         done = [wait.get() for wait in waits]
         if done != self.sizes:
             raise RuntimeError(f"kvikio read {sum(done)} of {sum(self.sizes)} bytes")

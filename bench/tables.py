@@ -95,7 +95,7 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
     for label, entry in scenario["systems"].items():
         processes = entry["processes"]
         if not processes:
-            table.rows.append([label, *[""] * 6, f"not measured: {short(entry['skipped'])}"])
+            table.rows.append([label, *[""] * 6, f"SKIP: {short(entry['skipped'])}"])
             continue
 
         def figure(one: dict, size: float) -> float:

@@ -14,7 +14,7 @@ fn the_demo_ends_with_a_verdict_and_leaves_nothing() {
     let human = run(directory.path(), ["demo", "--size", "4MB"]).fine();
     let last = human.stdout.lines().last().expect("a verdict");
     assert!(last.starts_with("All 4.00 MB are right, read back ") && last.contains("loads here"), "{last}");
-    assert!(human.stdout.starts_with("memory   host (there is no CUDA driver here"), "{human:?}");
+    assert!(human.stdout.starts_with("device   host memory: no CUDA driver here"), "{human:?}");
     assert!(is_empty(directory.path()));
 }
 

@@ -175,7 +175,7 @@ pub(super) fn run(args: &BenchArgs, output: &Output) -> Result<Outcome> {
     let scratch = Scratch::new(&args.dir, "bench", false, output)?;
     let machine = Machine::examine(scratch.path());
     machine.lines().iter().try_for_each(|line| output.line(crate::escape::safe(line)))?;
-    output.line(format!("memory   {}\n", crate::place::memory(&session)))?;
+    output.line(format!("device   {}\n", crate::place::memory(&session)))?;
     output.flush()?;
 
     let cases: &[Case] = if session.gpu().is_some() { &GPU_CASES } else { &HOST_CASES };

@@ -65,7 +65,7 @@ pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
     ensure_host_bytes(measure::memory_needed(bytes))?;
     ensure_disk(&args.dir, bytes.saturating_add(bytes.min(LIMIT_BYTES_MAX)).saturating_add(DISK_BESIDE))?;
     let scratch = Scratch::new(&args.dir, "demo", args.keep, output)?;
-    output.line(format!("memory   {}", crate::place::memory(&session)))?;
+    output.line(format!("device   {}", crate::place::memory(&session)))?;
     output.flush()?;
 
     let target = scratch.path().join("model.safetensors");

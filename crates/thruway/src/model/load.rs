@@ -121,12 +121,12 @@ impl Model {
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
         let gpu = self.context.streams.as_ref().map(|streams| streams.gpu());
-        let allocated = items.iter().zip(&given).filter(|(_, given)| given.is_none()).map(|(item, _)| item.bytes).sum();
+        let groups = groups(&items, given, gpu.is_some());
+        let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
         match gpu {
             Some(gpu) => gpu.ensure_bytes(allocated)?,
-            None => crate::storage::ensure_host_bytes(allocated)?,
+            None => crate::storage::ensure_host_bytes(allocated + staging_bytes(allocated, options.transfer.policy))?,
         }
-        let groups = groups(&items, given, gpu.is_some());
         let places = places_of(&groups, items.len());
         let filled: RefCell<Vec<Buffer>> = RefCell::default();
         let mut batches: Vec<Batch<'_>> = Vec::new();
@@ -276,6 +276,12 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     Ok(Item { entry, shape, extents, bytes: rows * bytes })
 }
 
+/// The most staging memory that a load into host memory takes beside its destination: 32 requests of at most 4 MiB, and of
+/// at most a 64th of the load each; none out of the page cache.
+fn staging_bytes(wanted: u64, policy: PathPolicy) -> u64 {
+    if policy == PathPolicy::Require(crate::io::policy::Path::Cached) { 0 } else { (wanted / 2).min(128 << 20) }
+}
+
 /// Items that share a buffer.
 struct Group {
     /// The caller's buffer, if it is not to be allocated.
@@ -300,7 +306,7 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<G
         let start = if on_gpu {
             group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT
         } else {
-            next_place(group.bytes, item.entry.extent.offset)
+            next_place(group.bytes, item.entry.extent.offset, item.bytes)
         };
         group.bytes = start + item.bytes;
         group.places.push((number, to_usize(start)..to_usize(group.bytes)));
@@ -351,11 +357,13 @@ fn allocate(given: Option<Buffer>, bytes: u64, gpu: Option<&Arc<Gpu>>) -> Result
 }
 
 /// The first place from `cursor` on for a tensor that lies at `offset` in its file.
-fn next_place(cursor: u64, offset: u64) -> u64 {
+fn next_place(cursor: u64, offset: u64, bytes: u64) -> u64 {
     let page = Alignment::PAGE.bytes();
-    if offset.is_multiple_of(TENSOR_ALIGNMENT) {
-        // The next address with the file's distance from a page boundary: none is skipped between neighbours.
-        cursor + (offset % page + page - cursor % page) % page
+    // The next address with the file's distance from a page boundary: none is skipped between neighbours.
+    let gap = (offset % page + page - cursor % page) % page;
+    // For a small tensor the gap would be larger than what it saves: a file of tiny ones would take many times its size.
+    if offset.is_multiple_of(TENSOR_ALIGNMENT) && gap <= bytes / 64 {
+        cursor + gap
     } else {
         cursor.div_ceil(TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
     }
@@ -377,15 +385,26 @@ mod tests {
 
     #[test]
     fn neighbours_in_the_file_stay_neighbours_in_memory_when_aligned() {
-        let first = next_place(0, 4096 * 3 + 64);
+        let first = next_place(0, 4096 * 3 + 64, 1 << 20);
         assert_eq!(first, 64);
-        assert_eq!(next_place(first + 128, 4096 * 3 + 192), first + 128);
+        assert_eq!(next_place(first + 128, 4096 * 3 + 192, 128), first + 128);
+    }
+
+    #[test]
+    fn tiny_tensors_take_no_page_each() {
+        let mut cursor = 0;
+        for number in 0..1000 {
+            // Alternately 1 and 63 bytes: every second one begins on a cache line of the file.
+            let (offset, bytes) = (number / 2 * 64 + number % 2, if number % 2 == 0 { 1 } else { 63 });
+            cursor = next_place(cursor, offset, bytes) + bytes;
+        }
+        assert!(cursor <= 1000 * 64, "{cursor} bytes of memory for 32,000 of data");
     }
 
     #[test]
     fn a_tensor_at_an_odd_offset_is_still_aligned_in_memory() {
         for offset in [8, 1001, 4095] {
-            assert_eq!(next_place(7, offset) % TENSOR_ALIGNMENT, 0);
+            assert_eq!(next_place(7, offset, 1 << 20) % TENSOR_ALIGNMENT, 0);
         }
     }
 
