@@ -2,7 +2,7 @@
 """Loads into host memory: Thruway beside a plain read, the reference library, and the drive itself. Needs no GPU.
 
     cargo build --release -p thruway-cli
-    THRUWAY_TEST_MODEL=MODEL bench/host_load.py --thruway target/release/thruway
+    THRUWAY_TEST_MODEL=MODEL .venv/bin/python bench/host_load.py
 
 Cached: the file is in the page cache. Every load runs in a process of its own; the contenders take turns; the clock
 runs inside the process, from before the file is opened until all its bytes lie in memory that was fresh before.
