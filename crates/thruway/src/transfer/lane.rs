@@ -24,10 +24,10 @@ use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
 use crate::storage::{Access, File};
 
-/// How many chunks of one lane may be on their way to or from a GPU when the lane is the only one. Copying is faster than
+/// How many chunks of one lane may be on their way to or from a GPU if its engine works by itself. Copying is faster than
 /// any drive, so these only need to cover the pause between two looks at them.
 const COPYING_MAX_ALONE: usize = 16;
-/// The same for each of several lanes: while the CPU fills one slot the copy engine empties the other. More only spreads
+/// The same for a lane whose engine is the CPU: while it fills one slot the copy engine empties the other. More only spreads
 /// the ring over more memory than the caches hold.
 const COPYING_MAX_EACH: usize = 2;
 
@@ -118,7 +118,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             arriving: VecDeque::new(),
             leaving: VecDeque::new(),
             copies: used_before.unwrap_or_else(|| Copies::new(shared.context.streams.clone())),
-            copying_max: if engine.capabilities().lanes > 1 { COPYING_MAX_EACH } else { COPYING_MAX_ALONE },
+            copying_max: if engine.capabilities().depth == 1 { COPYING_MAX_EACH } else { COPYING_MAX_ALONE },
             next_token: 0,
             current: None,
             note: engine.note(),
