@@ -28,6 +28,11 @@
 
 #![deny(unsafe_code)]
 
+/// The README's program is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 pub mod base;
 #[expect(unsafe_code, reason = "the driver is a C library")]
 pub mod cuda;

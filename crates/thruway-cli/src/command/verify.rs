@@ -1,11 +1,8 @@
 //! `thruway verify`: every byte read, and compared.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use thruway::transfer::Progress;
 use thruway::{ByteSize, Device, Result, Session, VerifyOptions};
 
 use crate::args::VerifyArgs;
@@ -26,7 +23,7 @@ pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
     let bar = output.bar("verifying", model.bytes() + other.as_ref().map_or(0, thruway::Model::bytes));
     let mut options = VerifyOptions::default().cancel(stop::cancel());
     if let Some(progress) = bar.progress() {
-        options = options.progress(across_windows(progress));
+        options = options.progress(progress);
     }
     let verdict = model.verify(other.as_ref(), &options)?;
     drop(bar);
@@ -60,33 +57,4 @@ pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
     object.insert("notes".to_owned(), json!(model.notes()));
     output.object(&object.into())?;
     Ok(if ok { Outcome::Fine } else { Outcome::Fault })
-}
-
-/// Verifying tells how far it is in the current window; a bar wants to know how far it is in all.
-fn across_windows(progress: Progress) -> Progress {
-    let (before, last) = (AtomicU64::new(0), AtomicU64::new(0));
-    Arc::new(move |bytes| {
-        let previous = last.swap(bytes, Ordering::Relaxed);
-        // Reports of two threads may overtake each other by a little; a new window begins far below.
-        if bytes < previous / 2 {
-            before.fetch_add(previous, Ordering::Relaxed);
-        }
-        progress(before.load(Ordering::Relaxed) + bytes);
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn progress_adds_up_across_windows() {
-        let seen = Arc::new(AtomicU64::new(0));
-        let writer = Arc::clone(&seen);
-        let progress = across_windows(Arc::new(move |bytes| writer.store(bytes, Ordering::Relaxed)));
-        for bytes in [40, 90, 80, 100, 10, 100, 5] {
-            progress(bytes);
-        }
-        assert_eq!(seen.load(Ordering::Relaxed), 205);
-    }
 }

@@ -1,6 +1,7 @@
 //! What every layer may use: the error type, quantities with units, and settings.
 
 pub mod error;
+pub(crate) mod parallel;
 pub mod settings;
 pub mod units;
 

@@ -43,7 +43,7 @@ pub struct OsEngines {
 
 impl OsEngines {
     /// How many lanes share the queue depth past the page cache. One lane alone submits, faults pages in and copies out of
-    /// slots, all in turn: it read a foreign file into host memory at 0.7 of the drive's rate, and several at all of it.
+    /// slots, all in turn, and so keeps a fast drive waiting (`bench/host_load.py` shows how near cold loads come).
     fn uring_lanes(&self) -> usize {
         const LANES_MAX: usize = 4;
         self.depth.div_ceil(4).clamp(1, LANES_MAX)

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::region::{Access, Claims, Region};
+use super::region::{Claims, Region};
 use super::{Memory, MemoryKind};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::cuda::Gpu;
@@ -125,10 +125,7 @@ impl GpuBuffer {
     /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer still
     /// reads from the buffer.
     pub fn region(&mut self, range: Range<usize>) -> Result<Region> {
-        if self.block.claims.any(Access::ReadOnly) {
-            return Err(busy("is being written to storage"));
-        }
-        Region::claim(self.block.clone(), range, Access::Writable)
+        Region::destination(self.block.clone(), range)
     }
 
     /// A read-only claim on `range`: the source of a write to storage.
@@ -137,10 +134,7 @@ impl GpuBuffer {
     /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer still
     /// writes to the buffer.
     pub fn source(&self, range: Range<usize>) -> Result<Region> {
-        if self.block.claims.any(Access::Writable) {
-            return Err(busy("is being filled from storage"));
-        }
-        Region::claim(self.block.clone(), range, Access::ReadOnly)
+        Region::source(self.block.clone(), range)
     }
 
     /// Copies `range` to the host and waits for it.
@@ -159,8 +153,4 @@ impl GpuBuffer {
         // SAFETY: the source is claimed for the length through this synchronous call.
         unsafe { self.block.gpu.copy_to_host(target, source.address() as u64) }
     }
-}
-
-fn busy(what: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("the buffer {what}")).with_hint("wait for the transfer, or drop its regions")
 }

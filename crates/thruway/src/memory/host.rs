@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::region::{Access, Claims, Region};
+use super::region::{Access, Claims, Region, busy};
 use super::{Memory, MemoryKind};
-use crate::base::{Alignment, ByteSize, Error, ErrorKind, Result};
+use crate::base::{Alignment, ByteSize, Error, Result};
 
 /// A huge page on x86-64 and, with 4 KiB base pages, on Arm.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -120,7 +120,7 @@ impl HostBuffer {
     /// `len` zeroed bytes, page-aligned.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the system refuses.
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system refuses.
     pub fn new(len: usize) -> Result<Self> {
         Ok(Self { block: Arc::new(HostBlock::map(len)?) })
     }
@@ -167,31 +167,25 @@ impl HostBuffer {
     /// A writable claim on `range`: the destination of a read from storage.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer
     /// still reads from the buffer.
     pub fn region(&mut self, range: Range<usize>) -> Result<Region> {
-        if self.block.claims.any(Access::ReadOnly) {
-            return Err(busy("is being written to storage"));
-        }
-        Region::claim(self.block.clone(), range, Access::Writable)
+        Region::destination(self.block.clone(), range)
     }
 
     /// A read-only claim on `range`: the source of a write to storage.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if the range does not lie within the buffer, or if a transfer
     /// still writes to the buffer.
     pub fn source(&self, range: Range<usize>) -> Result<Region> {
-        if self.block.claims.any(Access::Writable) {
-            return Err(busy("is being filled from storage"));
-        }
-        Region::claim(self.block.clone(), range, Access::ReadOnly)
+        Region::source(self.block.clone(), range)
     }
 
     /// The bytes.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) while a writable claim on the buffer lives.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) while a writable claim on the buffer lives.
     pub fn bytes(&self) -> Result<&[u8]> {
         if self.block.claims.any(Access::Writable) {
             return Err(busy("is being filled from storage"));
@@ -204,7 +198,7 @@ impl HostBuffer {
     /// The bytes, to be changed.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) while any claim on the buffer lives.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) while any claim on the buffer lives.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         if self.block.claims.any(Access::Writable) || self.block.claims.any(Access::ReadOnly) {
             return Err(busy("is in use by a transfer"));
@@ -215,13 +209,10 @@ impl HostBuffer {
     }
 }
 
-fn busy(what: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("the buffer {what}")).with_hint("wait for the transfer, or drop its regions")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::ErrorKind;
 
     #[test]
     fn owned_buffers_are_zeroed_and_aligned_at_every_size() {

@@ -127,6 +127,30 @@ impl Region {
         Ok(Self { start: range.start, len: range.len(), memory, access })
     }
 
+    /// A writable claim on `range` of `memory`: the destination of a read from storage.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the block, or while a read-only claim
+    /// lives.
+    pub(super) fn destination(memory: Arc<dyn Memory>, range: Range<usize>) -> Result<Self> {
+        if memory.claims().any(Access::ReadOnly) {
+            return Err(busy("is being written to storage"));
+        }
+        Self::claim(memory, range, Access::Writable)
+    }
+
+    /// A read-only claim on `range` of `memory`: the source of a write to storage.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the range does not lie within the block, or while a writable claim
+    /// lives.
+    pub(super) fn source(memory: Arc<dyn Memory>, range: Range<usize>) -> Result<Self> {
+        if memory.claims().any(Access::Writable) {
+            return Err(busy("is being filled from storage"));
+        }
+        Self::claim(memory, range, Access::ReadOnly)
+    }
+
     /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -252,4 +276,9 @@ impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Region({:?} {:?} {:#x}+{})", self.kind(), self.access, self.address(), self.len)
     }
+}
+
+/// The refusal of what would disturb a transfer.
+pub(super) fn busy(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("the buffer {what}")).with_hint("wait for the transfer, or drop its regions")
 }

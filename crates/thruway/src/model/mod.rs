@@ -12,7 +12,6 @@ mod copy;
 mod entry;
 mod load;
 mod open;
-mod parallel;
 mod resolve;
 mod save;
 mod stream;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::entry::ModelEntry;
-use super::parallel;
 use super::resolve::{self, Resolved, START_BYTES, Start};
 use crate::base::error::printable;
+use crate::base::parallel;
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::format::safetensors::{self, Header, Index};
 use crate::io::Direction;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::parallel;
 use super::resolve::{INDEX, SINGLE};
+use crate::base::parallel;
 use crate::base::{ByteSize, Error, ErrorKind, Extent, Result};
 use crate::format::safetensors::{self, Dtype, Index, Layout, TensorSpec};
 use crate::io::Direction;

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, ErrorKind, Result, parallel};
 use crate::format::safetensors::Dtype;
 use crate::memory::{Buffer, Device, Region};
-use crate::transfer::verify::{Digest, Digester, digests_by};
+use crate::transfer::verify::{Digest, Digester};
 
 /// How much of a GPU tensor is copied to the host at a time to be digested.
 const DIGEST_WINDOW_BYTES: usize = 16 << 20;
@@ -160,7 +160,8 @@ impl Tensors {
     /// # Errors
     /// While something else fills the same buffers, and whatever the GPU's driver reports.
     pub fn digests(&self) -> Result<Vec<Digest>> {
-        digests_by(self.list.len(), |index| self.list[index].digest()).into_iter().collect()
+        let digests = parallel::each(self.list.len(), parallel::processors(), |index| self.list[index].digest());
+        digests.into_iter().collect()
     }
 }
 

@@ -114,7 +114,7 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
         let batch = move |_: &Shared<'_>| Ok(again);
         outcome.add(run_planned(&shared, vec![Box::new(batch)])?);
     }
-    let files = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let files = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner).list;
     let mut receipt = Receipt { retries: outcome.retries, ..Receipt::default() };
     for (known, parts) in files.iter().zip(outcome.into_parts(files.len())) {
         let mut file = FileReceipt { file: known.file.path.clone(), identity: known.identity, bytes: 0, parts: Vec::new() };
@@ -144,10 +144,10 @@ fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
             return Err(cancelled());
         }
         // A file that an earlier batch read is the same file still, or it was changed.
-        let before = shared.known(&file.path).filter(|_| direction == Direction::Read).and_then(|(_, known)| known.identity);
+        let before = if direction == Direction::Read { shared.read_before(&file.path) } else { None };
         let expected = FileRef { path: file.path.clone(), expected: before.or(file.expected) };
         let (facts, spans, identity) = examine(&*shared.context.namespace, &expected, direction, &moves, shared.options.policy)?;
-        let number = shared.number(file, identity);
+        let number = shared.number(file, direction, identity);
         chunks.extend(plan::plan_file(number, direction, facts, &spans, moves, limits));
     }
     Ok(chunks)
@@ -186,7 +186,8 @@ fn by_file(moves: Vec<Move>) -> Result<Vec<FileMoves>> {
 }
 
 /// Smaller chunks for a small transfer: enough of them to keep a drive or all lanes busy, and no more fresh staging memory
-/// than that needs. (A 91 MB model past the page cache touched 88 MiB of ring before, and took five times the drive's time.)
+/// than that needs. Without it a 91 MB model
+/// past the page cache would touch 88 MiB of ring.
 fn proportioned(limits: Limits, wanted: u64) -> Limits {
     const CHUNKS_MIN: u64 = 64;
     const CHUNK_BYTES_MIN: u64 = 512 << 10;
@@ -248,12 +249,18 @@ pub(super) fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the transfer was cancelled")
 }
 
+/// Every file of a transfer, by number and by path. Grows with each batch.
+#[derive(Default)]
+struct Files {
+    list: Vec<Arc<Known>>,
+    by_path: HashMap<(PathBuf, Direction), usize>,
+}
+
 /// What all lanes of a transfer share.
 pub(super) struct Shared<'a> {
     pub(super) context: &'a TransferContext,
     pub(super) options: &'a TransferOptions,
-    /// Every file of the transfer. Grows with each batch.
-    files: RwLock<Vec<Arc<Known>>>,
+    files: RwLock<Files>,
     pub(super) open: &'a OpenFiles<'a>,
     /// What this transfer fills: no other may fill it meanwhile.
     filling: Mutex<Vec<Filling>>,
@@ -270,30 +277,25 @@ impl Shared<'_> {
 
     /// The file with this number.
     pub(super) fn file(&self, number: usize) -> Arc<Known> {
-        Arc::clone(&self.files.read().unwrap_or_else(PoisonError::into_inner)[number])
+        Arc::clone(&self.files.read().unwrap_or_else(PoisonError::into_inner).list[number])
     }
 
-    /// The file at this path, if an earlier batch named it, and its number.
-    fn known(&self, path: &std::path::Path) -> Option<(usize, Arc<Known>)> {
+    /// What a file that an earlier batch reads was found to be.
+    fn read_before(&self, path: &std::path::Path) -> Option<Identity> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
-        files
-            .iter()
-            .enumerate()
-            .rev()
-            .find(|(_, known)| known.file.path == path)
-            .map(|(number, known)| (number, Arc::clone(known)))
+        let number = files.by_path.get(&(path.to_owned(), Direction::Read))?;
+        files.list[*number].identity
     }
 
     /// The number of a file that was examined: that of an earlier batch, or a new one.
-    fn number(&self, file: Arc<FileRef>, identity: Option<Identity>) -> usize {
-        match self.known(&file.path) {
-            Some((number, known)) if known.identity.is_some() == identity.is_some() => number,
-            _ => {
-                let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
-                files.push(Arc::new(Known { file, identity }));
-                files.len() - 1
-            }
+    fn number(&self, file: Arc<FileRef>, direction: Direction, identity: Option<Identity>) -> usize {
+        let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+        let next = files.list.len();
+        let number = *files.by_path.entry((file.path.clone(), direction)).or_insert(next);
+        if number == next {
+            files.list.push(Arc::new(Known { file, identity }));
         }
+        number
     }
 }
 
@@ -347,6 +349,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
     let alone = batches.len() == 1;
     std::thread::scope(|scope| {
         let (mut running, mut results, mut here) = (Vec::new(), Vec::new(), None);
+        let closing = Closing(&queues);
         let mut started = [false; 2];
         for batch in batches {
             if shared.stop.load(Ordering::Relaxed) {
@@ -385,11 +388,20 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                 break;
             }
         }
-        queues.iter().for_each(|(_, queue)| queue.close());
+        drop(closing);
         results.extend(here.map(Lane::run));
         results.extend(running.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))));
         first_failure(results)
     })
+}
+
+/// Closes the queues on every way out: a lane waits at an open one for as long as it is open.
+struct Closing<'a>(&'a [(Source, Queue)]);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(_, queue)| queue.close());
+    }
 }
 
 /// The lanes of one storage side, at least one.
@@ -404,8 +416,8 @@ fn lanes_of<'a, 'b>(shared: &'a Shared<'b>, source: Source, queue: &'a Queue, la
     Ok(lanes)
 }
 
-/// Asks, on a thread of its own, for the pages that reads past the page cache fill. Else the one lane of such reads would
-/// wait for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed.
+/// Asks, on a thread of its own, for the pages that reads past the page cache fill. Else the lanes that
+/// submit such reads would wait for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed.
 fn prefault<'scope>(scope: &'scope Scope<'scope, '_>, shared: &'scope Shared<'_>, chunks: &[Chunk]) {
     /// Below this a call costs more than the faults that it saves.
     const REGION_BYTES_MIN: usize = 64 << 10;

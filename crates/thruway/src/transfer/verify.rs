@@ -1,8 +1,8 @@
 //! Digests of tensors, computed on every processor.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use sha2::{Digest as _, Sha256};
+
+use crate::base::parallel;
 
 /// A SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,29 +47,7 @@ impl Digester {
 
 /// The digest of each slice, computed on as many threads as there are processors.
 pub fn digests(slices: &[&[u8]]) -> Vec<Digest> {
-    digests_by(slices.len(), |index| Digest::of(slices[index]))
-}
-
-/// `digest` of each number below `count`, in order, computed on as many threads as there are processors.
-pub fn digests_by<T: Send>(count: usize, digest: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(count);
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|number| *number < count);
-        numbers.map(|number| (number, digest(number))).collect::<Vec<(usize, T)>>()
-    };
-    let mut all: Vec<(usize, T)> = std::thread::scope(|scope| {
-        // Where no more threads are to be had, fewer do the same work.
-        let start = |_| std::thread::Builder::new().name("thruway-digest".to_owned()).spawn_scoped(scope, work).ok();
-        let workers: Vec<_> = (1..threads).map_while(start).collect();
-        let mut all = work();
-        for worker in workers {
-            all.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        all
-    });
-    all.sort_unstable_by_key(|(number, _)| *number);
-    all.into_iter().map(|(_, digest)| digest).collect()
+    parallel::each(slices.len(), parallel::processors(), |index| Digest::of(slices[index]))
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// `work` of each number below `count`, in order, done on at most `threads_max` threads, of which the caller's is one.
 /// More threads are only faster: what the system refuses is done without.
-pub(super) fn each<T: Send>(count: usize, threads_max: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(crate) fn each<T: Send>(count: usize, threads_max: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let take = || {
         let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|number| *number < count);
         numbers.map(|number| (number, work(number))).collect::<Vec<(usize, T)>>()
     };
     let mut all: Vec<(usize, T)> = std::thread::scope(|scope| {
-        let helper = |_| std::thread::Builder::new().name("thruway-model".to_owned()).spawn_scoped(scope, take).ok();
+        let helper = |_| std::thread::Builder::new().name("thruway-helper".to_owned()).spawn_scoped(scope, take).ok();
         let helpers: Vec<_> = (1..threads_max.min(count)).map_while(helper).collect();
         let mut all = take();
         for helper in helpers {
@@ -24,7 +24,7 @@ pub(super) fn each<T: Send>(count: usize, threads_max: usize, work: impl Fn(usiz
 }
 
 /// How many threads computing is worth.
-pub(super) fn processors() -> usize {
+pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
