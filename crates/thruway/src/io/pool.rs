@@ -41,15 +41,6 @@ pub struct OsEngines {
     pub threads: usize,
 }
 
-impl OsEngines {
-    /// How many lanes share the queue depth past the page cache. One lane alone submits, faults pages in and copies out of
-    /// slots, all in turn, and so keeps a fast drive waiting (`bench/host_load.py` shows how near cold loads come).
-    fn uring_lanes(&self) -> usize {
-        const LANES_MAX: usize = 4;
-        self.depth.div_ceil(4).clamp(1, LANES_MAX)
-    }
-}
-
 impl EngineFactory for OsEngines {
     fn make(&self, source: Source) -> Result<Made> {
         let posix = |lanes, note| Made { engine: Box::new(Posix::new(lanes)), note };
@@ -61,9 +52,8 @@ impl EngineFactory for OsEngines {
         if self.choice == EngineChoice::Posix {
             return Ok(posix(direct_lanes, Some("the posix engine was chosen".into())));
         }
-        let lanes = self.uring_lanes();
-        match Uring::new(u32::try_from(self.depth.div_ceil(lanes)).unwrap_or(u32::MAX)) {
-            Ok(engine) => Ok(Made { engine: Box::new(engine.beside(lanes)), note: None }),
+        match Uring::new(u32::try_from(self.depth).unwrap_or(u32::MAX)) {
+            Ok(engine) => Ok(Made { engine: Box::new(engine), note: None }),
             Err(refused) if self.choice == EngineChoice::Uring => {
                 Err(Error::new(ErrorKind::Unsupported, refused.to_string()).with_hint("let the engine be chosen: auto"))
             }

@@ -416,8 +416,8 @@ fn lanes_of<'a, 'b>(shared: &'a Shared<'b>, source: Source, queue: &'a Queue, la
     Ok(lanes)
 }
 
-/// Asks, on a thread of its own, for the pages that reads past the page cache fill. Else the lanes that
-/// submit such reads would wait for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed.
+/// Asks, on a thread of its own, for the pages that reads past the page cache fill. Else the lane that
+/// submits such reads would wait for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed.
 fn prefault<'scope>(scope: &'scope Scope<'scope, '_>, shared: &'scope Shared<'_>, chunks: &[Chunk]) {
     /// Below this a call costs more than the faults that it saves.
     const REGION_BYTES_MIN: usize = 64 << 10;

@@ -51,7 +51,6 @@ pub struct Uring {
     ring: IoUring,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
-    lanes: usize,
     /// Entries that the kernel has not been given yet.
     queued: VecDeque<(usize, squeue::Entry)>,
 }
@@ -75,8 +74,7 @@ impl Uring {
         let depth = depth.clamp(1, 4096);
         let ring = IoUring::builder().dontfork().build(depth).map_err(UringRefused)?;
         // A profile may allow the set-up and block the rest, so try one operation that does nothing.
-        let mut engine =
-            Self { ring, flights: Vec::new(), free: (0..depth as usize).rev().collect(), lanes: 1, queued: VecDeque::new() };
+        let mut engine = Self { ring, flights: Vec::new(), free: (0..depth as usize).rev().collect(), queued: VecDeque::new() };
         engine.flights.resize_with(depth as usize, || None);
         // SAFETY: a no-operation refers to no memory.
         if unsafe { engine.ring.submission().push(&opcode::Nop::new().build()) }.is_err() {
@@ -85,13 +83,6 @@ impl Uring {
         engine.enter(1).map_err(UringRefused)?;
         engine.ring.completion().for_each(drop);
         Ok(engine)
-    }
-
-    /// Says that `lanes` such engines work best side by side.
-    #[must_use]
-    pub fn beside(mut self, lanes: usize) -> Self {
-        self.lanes = lanes.max(1);
-        self
     }
 
     /// Hands what is queued to the kernel and waits for `want` completions.
@@ -185,7 +176,7 @@ impl Engine for Uring {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { depth: self.flights.len(), lanes: self.lanes, segments_max: IOV_MAX, request_bytes_max: RW_BYTES_MAX }
+        Capabilities { depth: self.flights.len(), lanes: 1, segments_max: IOV_MAX, request_bytes_max: RW_BYTES_MAX }
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Box<Request>> {
