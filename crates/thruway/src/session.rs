@@ -15,6 +15,9 @@ use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
 use crate::transfer::{self, Move, Receipt, TransferContext, TransferOptions};
 
+/// The staging memory that is allocated at a time.
+const SLAB_BYTES: usize = 8 << 20;
+
 /// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -170,7 +173,8 @@ impl SessionBuilder {
         let chunk_bytes = settings.chunk_bytes.min(ring_bytes);
         let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
         let counters = Arc::new(Counters::default());
-        let slots_per_slab = (ring_bytes / chunk_bytes.max(1)).clamp(1, 2);
+        // Small slots share a slab of the usual size, which is large enough for huge pages.
+        let slots_per_slab = (SLAB_BYTES.min(ring_bytes) / chunk_bytes.max(1)).max(1);
         let ring_settings = RingSettings { slot_bytes: chunk_bytes, slots_per_slab, bytes_max: ring_bytes };
         let ring = match &gpu {
             Some(gpu) => Ring::with_source(ring_settings, Box::new(PinnedSlabs::new(Arc::clone(gpu)))),

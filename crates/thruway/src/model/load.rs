@@ -276,7 +276,8 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     Ok(Item { entry, shape, extents, bytes: rows * bytes })
 }
 
-/// The most staging memory that a load into host memory takes beside its destination: 32 requests of at most 4 MiB, and of
+/// The most staging memory that a load into host memory takes beside its destination: 16 requests of at most 4 MiB in flight
+/// and as many being copied, of
 /// at most a 64th of the load each; none out of the page cache.
 fn staging_bytes(wanted: u64, policy: PathPolicy) -> u64 {
     if policy == PathPolicy::Require(crate::io::policy::Path::Cached) { 0 } else { (wanted / 2).min(128 << 20) }

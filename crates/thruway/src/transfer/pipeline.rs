@@ -416,16 +416,17 @@ fn lanes_of<'a, 'b>(shared: &'a Shared<'b>, source: Source, queue: &'a Queue, la
     Ok(lanes)
 }
 
-/// Asks, on a thread of its own, for the pages that reads past the page cache fill. Else the lane that
-/// submits such reads would wait for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed.
+/// Asks, on a thread of its own, for the pages that the drive will fill. Else the lane that submits such reads would wait
+/// for each of them: fresh memory comes at 2.5 to 5 GB/s in a virtual machine, which is a drive's speed. What passes through
+/// the ring is not asked for: there the lane's copy meets the pages while the drive works, and asking as well only made both
+/// wait for the lock of the address space.
 fn prefault<'scope>(scope: &'scope Scope<'scope, '_>, shared: &'scope Shared<'_>, chunks: &[Chunk]) {
     /// Below this a call costs more than the faults that it saves.
     const REGION_BYTES_MIN: usize = 64 << 10;
     let straight = |chunk: &Chunk| {
-        let regions: Vec<Region> = match &chunk.placement {
-            _ if chunk.source != Source::Drive || chunk.direction != Direction::Read => Vec::new(),
-            Placement::Straight(regions) => regions.clone(),
-            Placement::ThroughRing(pieces) => pieces.iter().map(|piece| piece.region.clone()).collect(),
+        let regions = match &chunk.placement {
+            Placement::Straight(regions) if chunk.source == Source::Drive && chunk.direction == Direction::Read => regions.clone(),
+            _ => Vec::new(),
         };
         regions.into_iter().filter(|region| region.kind() == MemoryKind::Host && region.len() >= REGION_BYTES_MIN)
     };
