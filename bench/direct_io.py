@@ -29,34 +29,38 @@ class Shape:
         return f"{self.depth} x {self.chunk >> 10} KiB"
 
 
-SHAPES = (Shape(32, 4 << 20), Shape(16, 4 << 20), Shape(8, 4 << 20), Shape(32, 1 << 20))
+SHAPES = (Shape(32, 4 << 20), Shape(16, 4 << 20), Shape(4, 4 << 20), Shape(16, 1 << 20), Shape(8, 1 << 20))
 
 
-def _in_threads(depth: int, chunk: int, jobs: list[tuple[int, int, int]], one: Callable) -> float:
-    """Runs `one(descriptor, buffer, offset)` for every job, `depth` at a time. Gives the seconds."""
-    memory = mmap.mmap(-1, depth * chunk, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _in_threads(depth: int, chunk: int, jobs: list[tuple[int, int, int]], one: Callable, keep: bool = False) -> float:
+    """Runs `one(descriptor, buffer, offset)` for every job, `depth` at a time. Gives the seconds.
+
+    With `keep`, every job has memory of its own, as the bytes of a load have; else each thread uses one buffer again.
+    """
+    buffers_wanted = len(jobs) if keep else depth
+    memory = mmap.mmap(-1, buffers_wanted * chunk, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # A request into small pages is cut into many for the drive: without this a virtual one gave half its rate.
     memory.madvise(mmap.MADV_HUGEPAGE)
     # A read into memory that was never touched would measure the kernel's clearing of pages.
     piece = os.urandom(1 << 16)
-    for _ in range(-(-depth * chunk // len(piece))):
-        memory.write(piece[: depth * chunk - memory.tell()])
-    buffers = [memoryview(memory)[slot * chunk : (slot + 1) * chunk] for slot in range(depth)]
-    queue, lock, failures = iter(jobs), threading.Lock(), []
+    for _ in range(-(-len(memory) // len(piece))):
+        memory.write(piece[: len(memory) - memory.tell()])
+    buffers = [memoryview(memory)[slot * chunk : (slot + 1) * chunk] for slot in range(buffers_wanted)]
+    queue, lock, failures = iter(enumerate(jobs)), threading.Lock(), []
 
-    def work(view: memoryview) -> None:
+    def work(thread: int) -> None:
         try:
             while not failures:
                 with lock:
-                    job = next(queue, None)
+                    number, job = next(queue, (0, None))
                 if job is None:
                     return
                 descriptor, offset, length = job
-                one(descriptor, view[:length], offset)
+                one(descriptor, buffers[number if keep else thread][:length], offset)
         except OSError as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(depth)]
     begun = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -85,8 +89,12 @@ def _write(descriptor: int, view: memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def read_rate(paths: Sequence[Path], shape: Shape) -> float:
-    """GB/s of reading the files past the page cache, all of them at once."""
+def read_rate(paths: Sequence[Path], shape: Shape, keep: bool = False) -> float:
+    """GB/s of reading the files past the page cache, all of them at once.
+
+    With `keep`, into as much memory as the files are long, all of it touched before, and nothing is overwritten. Else
+    into a few buffers over and over, which stay in the processor's caches: a little faster, and of no use to a load.
+    """
     jobs, total, descriptors = [], 0, []
     try:
         for path in paths:
@@ -95,7 +103,7 @@ def read_rate(paths: Sequence[Path], shape: Shape) -> float:
             length = os.fstat(descriptor).st_size
             total += length
             jobs += [(descriptor, offset, shape.chunk) for offset in range(0, length, shape.chunk)]
-        return total / _in_threads(shape.depth, shape.chunk, jobs, _read) / 1e9
+        return total / _in_threads(shape.depth, shape.chunk, jobs, _read, keep) / 1e9
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -44,7 +44,7 @@ struct End {
 
 impl End {
     fn new(gpu: &Arc<Gpu>, ring: &Ring) -> Result<Self> {
-        let slots = (0..SLOTS).map(|_| ring.take()).collect::<Result<Vec<Slot>>>()?;
+        let slots = (0..SLOTS).map(|_| ring.take(SLOT_BYTES)).collect::<Result<Vec<Slot>>>()?;
         Ok(Self { slots, buffer: GpuBuffer::new(gpu, SLOTS * SLOT_BYTES)? })
     }
 
@@ -75,7 +75,7 @@ impl End {
 pub(crate) fn limits(gpu: &Arc<Gpu>, bytes: u64, repeat: u32) -> Result<Vec<Limit>> {
     let repeat = repeat.max(RUNS_MIN);
     let bytes = to_usize(bytes.clamp(*RUN_BYTES.start(), *RUN_BYTES.end())) / SLOT_BYTES * SLOT_BYTES;
-    let settings = RingSettings { slot_bytes: SLOT_BYTES, slots_per_slab: 1, bytes_max: 2 * SLOTS * SLOT_BYTES };
+    let settings = RingSettings { slot_bytes: SLOT_BYTES, slab_bytes: SLOT_BYTES, bytes_max: 2 * SLOTS * SLOT_BYTES };
     let ring = Ring::with_source(settings, Box::new(PinnedSlabs::new(Arc::clone(gpu))));
     let (mut there, mut back) = (End::new(gpu, &ring)?, End::new(gpu, &ring)?);
     let mut copies = Copies::new(Some(CopyStreams::new(gpu)?));

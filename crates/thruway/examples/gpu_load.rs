@@ -39,10 +39,10 @@ fn main() -> thruway::Result<()> {
 fn limit(session: &Session) -> thruway::Result<()> {
     let Some(gpu) = session.gpu() else { return Ok(()) };
     let ring = thruway::memory::Ring::with_source(
-        thruway::memory::RingSettings { slot_bytes: 16 << 20, slots_per_slab: 4, bytes_max: 64 << 20 },
+        thruway::memory::RingSettings { slot_bytes: 16 << 20, slab_bytes: 64 << 20, bytes_max: 64 << 20 },
         Box::new(thruway::memory::PinnedSlabs::new(std::sync::Arc::clone(gpu))),
     );
-    let slots = [ring.take()?, ring.take()?, ring.take()?, ring.take()?];
+    let slots = [ring.take(16 << 20)?, ring.take(16 << 20)?, ring.take(16 << 20)?, ring.take(16 << 20)?];
     let mut target = GpuBuffer::new(gpu, 64 << 20)?;
     for mib in [1, 4, 16] {
         let mut best = f64::MAX;

@@ -177,6 +177,36 @@ fn a_load_fills_a_lent_gpu_buffer_in_place_and_a_slice_arrives_alone() {
     fake.assert_clean();
 }
 
+#[test]
+fn a_load_into_the_memory_of_an_earlier_one_allocates_nothing_and_leaves_what_is_still_used_alone() {
+    let directory = scratch();
+    let path = model_file(&directory);
+    let fake = FakeCuda::start("DELAY_US=0..300");
+    for device in [Device::Cuda(0), Device::Host] {
+        let session =
+            Session::builder().device(device).cuda_library(fake.path()).settings(SETTINGS).build().expect("session");
+        let model = session.open(&path).expect("open");
+        let first = model.load(LoadOptions::all()).expect("load").0;
+        let addresses = |tensors: &Tensors| tensors.iter().map(thruway::Tensor::address).collect::<Vec<u64>>();
+        let (before, allocations) = (addresses(&first), fake.calls("cuMemAlloc_v2"));
+        let second = model.load(LoadOptions::all().reusing(first)).expect("load").0;
+        assert_eq!(addresses(&second), before);
+        assert_eq!(fake.calls("cuMemAlloc_v2"), allocations);
+        for (name, length) in tensors() {
+            assert!(second.get(&name).expect("loaded").to_host().expect("readable") == content(&name, length));
+        }
+        // A tensor that someone still holds keeps its bytes; another layout gets memory of its own.
+        let kept = second.get("odd").expect("loaded").clone();
+        let third = model.load(LoadOptions::all().reusing(second)).expect("load").0;
+        assert!(addresses(&third).iter().zip(&before).all(|(now, then)| now != then));
+        let fourth = model.load(LoadOptions::all().select(["blocks"]).reusing(third)).expect("load").0;
+        assert!(fourth.get("blocks").expect("loaded").to_host().expect("readable") == content("blocks", 1 << 20));
+        assert!(kept.to_host().expect("readable") == content("odd", 70_003));
+        drop((kept, fourth, model, session));
+    }
+    fake.assert_clean();
+}
+
 /// Every driver function that a transfer calls, with a call number beyond its last use.
 const CALLS: [&str; 11] = [
     "cuCtxPushCurrent",

@@ -70,24 +70,25 @@ pub(super) fn run(args: &LoadArgs, output: &Output) -> Result<Outcome> {
 }
 
 fn load(session: &Session, args: &LoadArgs, output: &Output) -> Result<Loaded> {
-    let (model, mut tensors, first) = once(session, args, output)?;
+    let (model, mut tensors, first) = once(session, args, Tensors::default(), output)?;
     remark_notes(output, &args.model, model.notes());
     let mut loaded = Vec::new();
     for _ in 1..args.repeat {
-        drop(std::mem::take(&mut tensors));
-        let (_, again, run) = once(session, args, output)?;
+        // A later load fills the memory of the one before.
+        let (_, again, run) = once(session, args, std::mem::take(&mut tensors), output)?;
         tensors = again;
         loaded.push(run);
     }
     Ok(Loaded { model, tensors, first, later: loaded })
 }
 
-fn once(session: &Session, args: &LoadArgs, output: &Output) -> Result<(Model, Tensors, Run)> {
+fn once(session: &Session, args: &LoadArgs, before: Tensors, output: &Output) -> Result<(Model, Tensors, Run)> {
     let begun = Instant::now();
     let model = crate::place::open(session, &args.model)?;
     let open_seconds = begun.elapsed().as_secs_f64();
     let bar = output.bar("loading", model.bytes());
-    let options = bar.progress().into_iter().fold(LoadOptions::all().cancel(crate::stop::cancel()), LoadOptions::progress);
+    let options = LoadOptions::all().reusing(before).cancel(crate::stop::cancel());
+    let options = bar.progress().into_iter().fold(options, LoadOptions::progress);
     let (tensors, receipt) = model.load(options)?;
     let elapsed_seconds = begun.elapsed().as_secs_f64();
     Ok((model, tensors, Run { receipt, open_seconds, elapsed_seconds }))

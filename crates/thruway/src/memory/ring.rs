@@ -1,35 +1,38 @@
-//! The ring: the small pool of staging slots that bounds a transfer's host memory.
+//! The ring: the small pool of staging memory that bounds what a transfer takes of the host.
 //!
-//! Slots are all of one size. They are cut from slabs, and a slab is allocated only when a transfer asks for
-//! a slot and none is free, because staging memory can be dear to make (pinning costs up to 0.45 s a GiB).
-//! At the ceiling, asking either fails at once or waits, as the caller chooses; a slot comes back when it is
-//! dropped, which an engine does after the kernel and the copy engine are done with it.
+//! Slots are cut to the length that is asked for, from slabs that are all of one size. A slab is allocated only when a
+//! slot is asked for and no free stretch is long enough, because staging memory is dear to make (pinning costs up to
+//! 0.45 s a GiB), and by one caller at a time: several at once hardly gain anything (the kernel and the driver make them
+//! wait for each other), while the others can use what is there already. At the ceiling, asking either fails at once or
+//! waits, as the caller chooses; a slot comes back when it is dropped, which an engine does after the kernel and the copy
+//! engine are done with it.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::region::{Access, Region};
 use super::{HostSlabs, Memory, SlabSource};
-use crate::base::{ByteSize, Error, ErrorKind, Result};
+use crate::base::{Alignment, ByteSize, Error, ErrorKind, Result};
 
 /// How large the ring may grow, and in which steps.
 #[derive(Clone, Copy, Debug)]
 pub struct RingSettings {
-    /// The bytes of one slot: the largest request that can be staged.
+    /// The bytes of the longest slot: the largest request that can be staged.
     pub slot_bytes: usize,
-    /// How many slots are allocated at a time.
-    pub slots_per_slab: usize,
+    /// How many bytes are allocated at a time; no less than a slot.
+    pub slab_bytes: usize,
     /// The most bytes that the ring holds, rounded down to whole slabs, and at least one slab.
     pub bytes_max: usize,
 }
 
 impl Default for RingSettings {
-    /// Slots of 4 MiB (a PCIe copy engine reaches 0.96 of its limit there), slabs of 8 MiB, 256 MiB in all.
+    /// Slots of up to 4 MiB (a PCIe copy engine reaches 0.96 of its limit there), slabs of as much, 256 MiB in all.
     fn default() -> Self {
-        Self { slot_bytes: 4 << 20, slots_per_slab: 2, bytes_max: 256 << 20 }
+        Self { slot_bytes: 4 << 20, slab_bytes: 4 << 20, bytes_max: 256 << 20 }
     }
 }
 
-/// A pool of equal staging slots, shared by all transfers of a session.
+/// A pool of staging memory, shared by all transfers of a session.
 #[derive(Debug)]
 pub struct Ring {
     shared: Arc<Shared>,
@@ -45,24 +48,54 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Stretches that no slot occupies; two that touch are one. What was used last comes last.
     free: Vec<Place>,
     slabs: Vec<Arc<dyn Memory>>,
-    /// How many slabs are being made.
-    growing: usize,
-    /// How many slots will never come back, because nobody knows what still uses them.
-    lost: usize,
+    /// Whether a slab is being made.
+    growing: bool,
+    /// How many slots are out and will come back.
+    in_use: usize,
 }
 
-/// Where a slot lies: its slab, and its byte offset there.
+/// A stretch of a slab.
 #[derive(Debug, Clone)]
 struct Place {
-    slab: Arc<dyn Memory>,
-    start: usize,
+    slab: usize,
+    range: Range<usize>,
+}
+
+impl State {
+    /// Takes `len` bytes off the stretch that was used last of those that are long enough: its bytes may still be cached.
+    fn cut(&mut self, len: usize) -> Option<Place> {
+        let at = self.free.iter().rposition(|place| place.range.len() >= len)?;
+        let place = &mut self.free[at];
+        let cut = Place { slab: place.slab, range: place.range.start..place.range.start + len };
+        place.range.start += len;
+        if place.range.is_empty() {
+            self.free.remove(at);
+        }
+        Some(cut)
+    }
+
+    fn has(&self, len: usize) -> bool {
+        self.free.iter().any(|place| place.range.len() >= len)
+    }
+
+    fn give_back(&mut self, mut place: Place) {
+        self.free.retain(|free| {
+            let touches = free.slab == place.slab && (free.range.end == place.range.start || free.range.start == place.range.end);
+            if touches {
+                place.range = place.range.start.min(free.range.start)..place.range.end.max(free.range.end);
+            }
+            !touches
+        });
+        self.free.push(place);
+    }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is only ever changed by whole pushes and pops, so a panic elsewhere leaves it sound.
+        // The state is only ever changed by whole steps that do not panic, so a panic elsewhere leaves it sound.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,7 +112,7 @@ impl Ring {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The bytes of one slot.
+    /// The bytes of the longest slot.
     pub fn slot_bytes(&self) -> usize {
         self.shared.settings.slot_bytes
     }
@@ -89,81 +122,93 @@ impl Ring {
         self.shared.lock().slabs.iter().map(|slab| slab.len()).sum()
     }
 
-    /// A free slot, growing the ring if it may still grow; `None` if all slots are in use.
+    /// A free slot of `len` bytes (and what is missing to a page), growing the ring if it may still grow; `None` if all
+    /// memory is in use, or if another caller is growing the ring now.
     ///
     /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for more than [`slot_bytes`](Self::slot_bytes),
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the first slab cannot be allocated. A later slab that
-    /// cannot be had is no error: the ring goes on with the slots that it has.
-    pub fn try_take(&self) -> Result<Option<Slot>> {
-        self.pop_or_grow()
+    /// cannot be had is no error: the ring goes on with what it has.
+    pub fn try_take(&self, len: usize) -> Result<Option<Slot>> {
+        self.cut_or_grow(self.whole_pages(len)?)
     }
 
-    /// A free slot; waits for one if all are in use. Only for callers that hold no slot themselves: two that
-    /// hold some and wait for more would wait for ever.
+    /// A free slot of `len` bytes (and what is missing to a page); waits for one if all memory is in use. Only for callers
+    /// that hold no slot themselves: two that hold some and wait for more would wait for ever.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the first slab cannot be allocated.
-    pub fn take(&self) -> Result<Slot> {
+    /// As [`try_take`](Self::try_take).
+    pub fn take(&self, len: usize) -> Result<Slot> {
+        let len = self.whole_pages(len)?;
         loop {
-            if let Some(slot) = self.pop_or_grow()? {
+            if let Some(slot) = self.cut_or_grow(len)? {
                 return Ok(slot);
             }
-            let state = self.shared.lock();
-            let all = state.slabs.len() * self.shared.settings.slots_per_slab;
-            if all > 0 && state.lost == all && state.growing == 0 {
-                return Err(Error::new(ErrorKind::OutOfMemory, "all staging memory was lost in earlier failures")
-                    .with_hint("build a new session; the GPU or the kernel may still use the old one's memory"));
-            }
-            // A slot may have come back between the look and the lock, and its bell with it.
-            if state.free.is_empty() && state.slabs.len() + state.growing > 0 {
-                drop(self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner));
+            let mut state = self.shared.lock();
+            // All may have changed between the look and the lock, so it is looked at again.
+            while !state.has(len) && (state.growing || !self.may_grow(&state)) {
+                if state.in_use == 0 && !state.growing {
+                    return Err(Error::new(ErrorKind::OutOfMemory, "the staging memory was lost in earlier failures")
+                        .with_hint("build a new session; the GPU or the kernel may still use the old one's memory"));
+                }
+                state = self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
-    fn pop(&self, state: &mut State) -> Result<Option<Slot>> {
-        let Some(place) = state.free.pop() else { return Ok(None) };
-        let range = place.start..place.start + self.shared.settings.slot_bytes;
-        let region = Region::claim(Arc::clone(&place.slab), range, Access::Writable)?;
+    fn whole_pages(&self, len: usize) -> Result<usize> {
+        let RingSettings { slot_bytes, slab_bytes, .. } = self.shared.settings;
+        if slot_bytes == 0 || slab_bytes < slot_bytes {
+            let message = "the ring's slots must not be empty, nor longer than its slabs";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        if len > slot_bytes {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("a slot of {len} bytes, and the longest has {slot_bytes}")));
+        }
+        let pages = usize::try_from(Alignment::PAGE.up(len.max(1) as u64)).unwrap_or(usize::MAX);
+        Ok(pages.min(slot_bytes))
+    }
+
+    fn may_grow(&self, state: &State) -> bool {
+        let RingSettings { slab_bytes, bytes_max, .. } = self.shared.settings;
+        let slabs = state.slabs.len();
+        slabs == 0 || (slabs + 1).saturating_mul(slab_bytes) <= bytes_max
+    }
+
+    fn cut(&self, state: &mut State, len: usize) -> Result<Option<Slot>> {
+        let Some(place) = state.cut(len) else { return Ok(None) };
+        let region = Region::claim(Arc::clone(&state.slabs[place.slab]), place.range.clone(), Access::Writable)?;
+        state.in_use += 1;
         Ok(Some(Slot { region: Some(region), place, shared: Arc::clone(&self.shared) }))
     }
 
-    /// A free slot, or one of a new slab; `None` if the ring may not grow. Slabs are made outside the lock, so that several
-    /// lanes make theirs at once and the others go on meanwhile.
-    fn pop_or_grow(&self) -> Result<Option<Slot>> {
-        let RingSettings { slot_bytes, slots_per_slab, bytes_max } = self.shared.settings;
-        let slab_bytes = slot_bytes.saturating_mul(slots_per_slab);
-        if slab_bytes == 0 {
-            return Err(Error::new(ErrorKind::InvalidInput, "the ring's slots and slabs must not be empty"));
-        }
+    /// A free slot, or one of a new slab; `None` if the ring may not grow now. The slab is made outside the lock, so that
+    /// others go on with the slots that come back meanwhile.
+    fn cut_or_grow(&self, len: usize) -> Result<Option<Slot>> {
+        let RingSettings { slab_bytes, bytes_max, .. } = self.shared.settings;
         let mut state = self.shared.lock();
-        if let Some(slot) = self.pop(&mut state)? {
+        if let Some(slot) = self.cut(&mut state, len)? {
             return Ok(Some(slot));
         }
-        let slabs = state.slabs.len() + state.growing;
-        if slabs > 0 && (slabs + 1).saturating_mul(slab_bytes) > bytes_max {
+        if state.growing || !self.may_grow(&state) {
             return Ok(None);
         }
-        state.growing += 1;
+        state.growing = true;
         drop(state);
         let made = self.shared.slabs.allocate(slab_bytes);
         let mut state = self.shared.lock();
-        state.growing -= 1;
+        state.growing = false;
+        // Whoever waits finds a new slab, or must find out for itself that there will be none.
+        self.shared.returned.notify_all();
         match made {
             Ok(slab) => {
-                // The last slot is handed out first, so push in reverse to use the slab from its start.
-                let places = (0..slots_per_slab).rev().map(|i| Place { slab: Arc::clone(&slab), start: i * slot_bytes });
-                state.free.extend(places);
+                let place = Place { slab: state.slabs.len(), range: 0..slab.len() };
                 state.slabs.push(slab);
-                self.shared.returned.notify_all();
-                self.pop(&mut state)
+                state.free.push(place);
+                self.cut(&mut state, len)
             }
-            Err(_) if state.slabs.len() + state.growing > 0 => self.pop(&mut state),
-            Err(error) => {
-                // Whoever waits for a slot must find out for itself that there will be none.
-                self.shared.returned.notify_all();
-                Err(error.with_hint(format!("lower the ring's ceiling, now {}", ByteSize(bytes_max as u64))))
-            }
+            Err(_) if !state.slabs.is_empty() => self.cut(&mut state, len),
+            Err(error) => Err(error.with_hint(format!("lower the ring's ceiling, now {}", ByteSize(bytes_max as u64)))),
         }
     }
 }
@@ -184,14 +229,12 @@ impl Slot {
             None => unreachable!("the region is only taken while the slot is dropped"),
         }
     }
-}
 
-impl Slot {
     /// Gives the slot up: its memory is never used again, because the kernel or a GPU may still use it.
     pub(crate) fn lose(mut self) {
         if let Some(region) = self.region.take() {
             Box::leak(Box::new(region));
-            self.shared.lock().lost += 1;
+            self.shared.lock().in_use -= 1;
             self.shared.returned.notify_all();
         }
     }
@@ -203,8 +246,11 @@ impl Drop for Slot {
             return;
         }
         self.region = None;
-        self.shared.lock().free.push(self.place.clone());
-        self.shared.returned.notify_one();
+        let mut state = self.shared.lock();
+        state.in_use -= 1;
+        state.give_back(self.place.clone());
+        // Slots differ in length, so the one that is woken might not be the one that can use it.
+        self.shared.returned.notify_all();
     }
 }
 
@@ -213,7 +259,7 @@ mod tests {
     use super::*;
 
     fn small() -> Ring {
-        Ring::new(RingSettings { slot_bytes: 4096, slots_per_slab: 2, bytes_max: 4 * 4096 })
+        Ring::new(RingSettings { slot_bytes: 4096, slab_bytes: 2 * 4096, bytes_max: 4 * 4096 })
     }
 
     #[test]
@@ -222,19 +268,19 @@ mod tests {
         assert_eq!(ring.allocated_bytes(), 0, "nothing is allocated before it is needed");
         let mut held = Vec::new();
         for expected in [2, 2, 4, 4] {
-            held.push(ring.try_take().expect("memory").expect("below the ceiling"));
+            held.push(ring.try_take(4096).expect("memory").expect("below the ceiling"));
             assert_eq!(ring.allocated_bytes(), expected * 4096);
         }
-        assert!(ring.try_take().expect("memory").is_none(), "the ceiling holds");
+        assert!(ring.try_take(4096).expect("memory").is_none(), "the ceiling holds");
         held.pop();
-        assert!(ring.try_take().expect("memory").is_some(), "a dropped slot is free again");
+        assert!(ring.try_take(4096).expect("memory").is_some(), "a dropped slot is free again");
         assert_eq!(ring.allocated_bytes(), 4 * 4096);
     }
 
     #[test]
     fn slots_in_use_never_share_memory() {
         let ring = small();
-        let held: Vec<Slot> = std::iter::from_fn(|| ring.try_take().expect("memory")).collect();
+        let held: Vec<Slot> = std::iter::from_fn(|| ring.try_take(4096).expect("memory")).collect();
         let mut starts: Vec<usize> = held.iter().map(|slot| slot.region().address()).collect();
         starts.sort_unstable();
         assert_eq!(starts.len(), 4);
@@ -242,11 +288,55 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_taker_gets_the_slot_that_another_thread_returns() {
-        let ring = Ring::new(RingSettings { slot_bytes: 4096, slots_per_slab: 1, bytes_max: 4096 });
-        let slot = ring.take().expect("memory");
+    fn slots_are_as_long_as_asked_and_what_comes_back_is_joined_again() {
+        let ring = Ring::new(RingSettings { slot_bytes: 4 * 4096, slab_bytes: 4 * 4096, bytes_max: 4 * 4096 });
+        let lengths = [1, 4096, 4097];
+        let held: Vec<Slot> = lengths.iter().map(|len| ring.take(*len).expect("memory")).collect();
+        assert_eq!(held.iter().map(|slot| slot.region().len()).collect::<Vec<_>>(), [4096, 4096, 2 * 4096]);
+        assert!(ring.try_take(1).expect("memory").is_none());
+        drop(held);
+        for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+            let mut held: Vec<Option<Slot>> = lengths.iter().map(|len| ring.try_take(*len).expect("memory")).collect();
+            assert!(held.iter().all(Option::is_some));
+            order.iter().for_each(|at| drop(held[*at].take()));
+            assert!(ring.try_take(4 * 4096).expect("memory").is_some(), "the whole slab is free again");
+        }
+        let error = ring.try_take(4 * 4096 + 1).expect_err("longer than any slot");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn one_caller_at_a_time_grows_it_and_the_others_use_what_comes_back() {
+        #[derive(Debug)]
+        struct Slow(Arc<std::sync::Barrier>);
+        impl SlabSource for Slow {
+            fn allocate(&self, len: usize) -> Result<Arc<dyn Memory>> {
+                // Once before the second caller looks, once after.
+                self.0.wait();
+                self.0.wait();
+                HostSlabs.allocate(len)
+            }
+        }
+        let barrier = Arc::new(std::sync::Barrier::new(2));
+        let settings = RingSettings { slot_bytes: 4096, slab_bytes: 4096, bytes_max: 8 * 4096 };
+        let ring = Ring::with_source(settings, Box::new(Slow(Arc::clone(&barrier))));
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| ring.take().expect("memory").region().len());
+            let grower = scope.spawn(|| ring.take(4096).expect("memory"));
+            barrier.wait();
+            assert!(ring.try_take(4096).expect("no failure").is_none(), "another is at it");
+            barrier.wait();
+            drop(grower.join().expect("no panic"));
+        });
+        assert_eq!(ring.allocated_bytes(), 4096);
+        assert!(ring.try_take(4096).expect("memory").is_some());
+    }
+
+    #[test]
+    fn a_waiting_taker_gets_the_slot_that_another_thread_returns() {
+        let ring = Ring::new(RingSettings { slot_bytes: 4096, slab_bytes: 4096, bytes_max: 4096 });
+        let slot = ring.take(4096).expect("memory");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| ring.take(4096).expect("memory").region().len());
             drop(slot);
             assert_eq!(waiter.join().expect("no panic"), 4096);
         });
@@ -254,14 +344,14 @@ mod tests {
 
     #[test]
     fn when_every_slot_is_lost_a_waiting_taker_is_told() {
-        let ring = Ring::new(RingSettings { slot_bytes: 4096, slots_per_slab: 1, bytes_max: 4096 });
-        let slot = ring.take().expect("memory");
+        let ring = Ring::new(RingSettings { slot_bytes: 4096, slab_bytes: 4096, bytes_max: 4096 });
+        let slot = ring.take(4096).expect("memory");
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| ring.take().map(drop));
+            let waiter = scope.spawn(|| ring.take(4096).map(drop));
             slot.lose();
             assert!(waiter.join().expect("no panic").is_err(), "nothing can come back");
         });
-        assert!(ring.try_take().expect("no failure of the ring's own").is_none());
+        assert!(ring.try_take(4096).expect("no failure of the ring's own").is_none());
     }
 
     #[test]
@@ -274,7 +364,7 @@ mod tests {
             }
         }
         let ring = Ring::with_source(RingSettings::default(), Box::new(Never));
-        let error = ring.take().expect_err("there is none");
+        let error = ring.take(4096).expect_err("there is none");
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         assert!(error.hint().is_some());
     }

@@ -37,6 +37,7 @@ pub struct LoadOptions {
     select: Option<Vec<String>>,
     slices: Vec<Slice>,
     into: Vec<(String, Buffer)>,
+    reuse: Option<Tensors>,
     policy: Option<PathPolicy>,
     transfer: TransferOptions,
 }
@@ -75,6 +76,17 @@ impl LoadOptions {
     #[must_use]
     pub fn into(mut self, name: impl Into<String>, buffer: impl Into<Buffer>) -> Self {
         self.into.push((name.into(), buffer.into()));
+        self
+    }
+
+    /// Loads into the memory of `tensors`, which an earlier load gave and nobody needs any more, as far as it fits: that of
+    /// a model of the same layout fits wholly, and then nothing is allocated. (A GPU's driver clears what it gives anew,
+    /// which takes a load out of the page cache up to a tenth of its time.) What does not fit, or what a clone of a tensor
+    /// still uses, is not touched, and freed before anything is allocated. Work on a GPU that still reads the old tensors must
+    /// have ended.
+    #[must_use]
+    pub fn reusing(mut self, tensors: Tensors) -> Self {
+        self.reuse = Some(tensors);
         self
     }
 
@@ -121,7 +133,8 @@ impl Model {
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
         let gpu = self.context.streams.as_ref().map(|streams| streams.gpu());
-        let groups = groups(&items, given, gpu.is_some());
+        let mut groups = groups(&items, given, gpu.is_some());
+        reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), gpu);
         let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
         match gpu {
             Some(gpu) => gpu.ensure_bytes(allocated)?,
@@ -285,7 +298,7 @@ fn staging_bytes(wanted: u64, policy: PathPolicy) -> u64 {
 
 /// Items that share a buffer.
 struct Group {
-    /// The caller's buffer, if it is not to be allocated.
+    /// The caller's buffer or one of an earlier load, if it is not to be allocated.
     given: Option<Buffer>,
     /// The bytes that the buffer needs.
     bytes: u64,
@@ -318,6 +331,23 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<G
     }
     groups.extend(open);
     groups
+}
+
+/// Gives groups the buffers of an earlier load that have just their length. The others are freed.
+fn reuse(groups: &mut [Group], mut buffers: Vec<Buffer>, gpu: Option<&Arc<Gpu>>) {
+    // Memory that a caller lent may begin anywhere.
+    buffers.retain(|buffer| match (buffer, gpu) {
+        (Buffer::Host(buffer), None) => (buffer.address() as u64).is_multiple_of(Alignment::PAGE.bytes()),
+        (Buffer::Gpu(buffer), Some(gpu)) => {
+            buffer.gpu().ordinal() == gpu.ordinal() && buffer.address().is_multiple_of(GPU_TENSOR_ALIGNMENT)
+        }
+        _ => false,
+    });
+    for group in groups.iter_mut().filter(|group| group.given.is_none()) {
+        if let Some(at) = buffers.iter().position(|buffer| buffer.len() as u64 == group.bytes) {
+            group.given = Some(buffers.swap_remove(at));
+        }
+    }
 }
 
 /// For each item the number of its buffer, counted in the order of the groups, and its range there.

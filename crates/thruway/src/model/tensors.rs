@@ -135,6 +135,14 @@ impl Tensors {
         Self { list, by_name }
     }
 
+    /// The buffers that no tensor outside of these still uses.
+    pub(super) fn into_buffers(self) -> Vec<Buffer> {
+        let mut buffers: Vec<Arc<Buffer>> = self.list.into_iter().map(|tensor| tensor.buffer).collect();
+        buffers.sort_unstable_by_key(Arc::as_ptr);
+        buffers.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        buffers.into_iter().filter_map(Arc::into_inner).collect()
+    }
+
     /// The tensor with this name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.by_name.get(name).map(|index| &self.list[*index])

@@ -319,9 +319,11 @@ impl<'a, 'b> Lane<'a, 'b> {
     #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
     fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
         let ring = &self.shared.context.ring;
-        match self.peek().map(|chunk| &chunk.placement) {
-            Some(Placement::ThroughRing(_)) if may_wait => Ok(Some(Some(ring.take()?))),
-            Some(Placement::ThroughRing(_)) => Ok(ring.try_take()?.map(Some)),
+        match self.peek() {
+            Some(Chunk { placement: Placement::ThroughRing(_), extent, .. }) => {
+                let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
+                if may_wait { Ok(Some(Some(ring.take(length)?))) } else { Ok(ring.try_take(length)?.map(Some)) }
+            }
             _ => Ok(Some(None)),
         }
     }

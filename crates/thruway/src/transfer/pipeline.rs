@@ -191,14 +191,12 @@ fn by_file(moves: Vec<Move>) -> Result<Vec<FileMoves>> {
 fn proportioned(limits: Limits, wanted: u64) -> Limits {
     const CHUNKS_MIN: u64 = 64;
     const CHUNK_BYTES_MIN: u64 = 512 << 10;
-    let chunk_bytes = Alignment::PAGE.up(wanted / CHUNKS_MIN).max(CHUNK_BYTES_MIN);
-    Limits { chunk_bytes: limits.chunk_bytes.min(chunk_bytes), ..limits }
+    limits.at_most(Alignment::PAGE.up(wanted / CHUNKS_MIN).max(CHUNK_BYTES_MIN))
 }
 
 /// Chunks never exceed a slot.
 fn bounded(context: &TransferContext) -> Limits {
-    let chunk_bytes = context.limits.chunk_bytes.min(context.ring.slot_bytes() as u64);
-    Limits { chunk_bytes, ..context.limits }
+    context.limits.at_most(context.ring.slot_bytes() as u64)
 }
 
 /// The facts of a file, the ways its ranges go, and its identity if it is read.

@@ -27,6 +27,8 @@ use crate::memory::Region;
 pub struct Limits {
     /// The most bytes of one request; a multiple of a page.
     pub chunk_bytes: u64,
+    /// The same past the page cache, where it is smaller.
+    pub drive_chunk_bytes: u64,
     /// The most regions of one request.
     pub segments_max: usize,
     /// From this size on a tensor's core goes straight to its place. Below, an extra request for head and tail
@@ -38,7 +40,22 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { chunk_bytes: 4 << 20, segments_max: 256, straight_bytes_min: 256 << 10, gap_bytes_max: 64 << 10 }
+        Self {
+            chunk_bytes: 4 << 20,
+            drive_chunk_bytes: 4 << 20,
+            segments_max: 256,
+            straight_bytes_min: 256 << 10,
+            gap_bytes_max: 64 << 10,
+        }
+    }
+}
+
+impl Limits {
+    /// These limits with requests of at most so many bytes.
+    #[must_use]
+    pub fn at_most(self, bytes: u64) -> Self {
+        let (chunk_bytes, drive_chunk_bytes) = (self.chunk_bytes.min(bytes), self.drive_chunk_bytes.min(bytes));
+        Self { chunk_bytes, drive_chunk_bytes, ..self }
     }
 }
 
@@ -183,8 +200,10 @@ pub fn plan_file(
     wanted.sort_by_key(|item| item.extent.offset);
     let mut chunks = Vec::new();
     let limits = aligned(limits, facts);
+    let drive_limits = limits.at_most(limits.drive_chunk_bytes);
     for layer in layers(wanted) {
         for (span, inside) in spans.iter().zip(by_span(&layer, spans)) {
+            let limits = if span.source == Source::Drive { drive_limits } else { limits };
             let planner = Planner { file, direction, facts, span, limits };
             match span.source {
                 _ if inside.is_empty() => {}
@@ -205,7 +224,8 @@ pub fn plan_file(
 /// Limits whose chunks are whole blocks of the file.
 fn aligned(limits: Limits, facts: FileFacts) -> Limits {
     let alignment = facts.direct.map_or(Alignment::ONE, |rules| rules.offset);
-    Limits { chunk_bytes: alignment.down(limits.chunk_bytes), segments_max: limits.segments_max.max(1), ..limits }
+    let (chunk_bytes, drive_chunk_bytes) = (alignment.down(limits.chunk_bytes), alignment.down(limits.drive_chunk_bytes));
+    Limits { chunk_bytes, drive_chunk_bytes, segments_max: limits.segments_max.max(1), ..limits }
 }
 
 /// Sorted ranges dealt into lists in which none overlaps another: nearly always one list. (Two moves may read

@@ -101,6 +101,7 @@ fn planned(case: &Case) -> (HostBuffer, Vec<Chunk>, Vec<Option<u64>>, Limits) {
         .collect();
     let limits = Limits {
         chunk_bytes: case.chunk_pages * 4096,
+        drive_chunk_bytes: case.chunk_pages.div_ceil(2) * 4096,
         segments_max: case.segments_max,
         straight_bytes_min: case.straight_bytes_min,
         gap_bytes_max: case.gap_bytes_max,
@@ -134,7 +135,8 @@ proptest! {
     fn proptest_requests_are_aligned_and_within_their_limits(case in cases()) {
         let (_buffer, chunks, _, limits) = planned(&case);
         for chunk in &chunks {
-            prop_assert!(chunk.extent.length <= limits.chunk_bytes && !chunk.extent.is_empty());
+            let most = if chunk.source == Source::Drive { limits.drive_chunk_bytes } else { limits.chunk_bytes };
+            prop_assert!(chunk.extent.length <= most && !chunk.extent.is_empty());
             prop_assert!(chunk.needed <= chunk.extent.length);
             prop_assert!(chunk.extent.offset + chunk.needed <= FILE_BYTES.max(chunk.extent.end()));
             if chunk.source == Source::Drive {
