@@ -183,8 +183,7 @@ fn a_load_into_the_memory_of_an_earlier_one_allocates_nothing_and_leaves_what_is
     let path = model_file(&directory);
     let fake = FakeCuda::start("DELAY_US=0..300");
     for device in [Device::Cuda(0), Device::Host] {
-        let session =
-            Session::builder().device(device).cuda_library(fake.path()).settings(SETTINGS).build().expect("session");
+        let session = Session::builder().device(device).cuda_library(fake.path()).settings(SETTINGS).build().expect("session");
         let model = session.open(&path).expect("open");
         let first = model.load(LoadOptions::all()).expect("load").0;
         let addresses = |tensors: &Tensors| tensors.iter().map(thruway::Tensor::address).collect::<Vec<u64>>();

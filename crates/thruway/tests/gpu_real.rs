@@ -24,7 +24,11 @@ enum Driver {
 
 impl Driver {
     fn start() -> Self {
-        if std::env::var_os("THRUWAY_REQUIRE_GPU").is_some() { Self::Real } else { Self::Fake(FakeCuda::start("DELAY_US=0..200")) }
+        if std::env::var_os("THRUWAY_REQUIRE_GPU").is_some() {
+            Self::Real
+        } else {
+            Self::Fake(FakeCuda::start("DELAY_US=0..200"))
+        }
     }
 
     fn rounds(&self, real: usize, fake: usize) -> usize {
@@ -59,6 +63,11 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 >> 11).expect("64-bit") % bound.max(1)
+    }
+
+    fn below_one_of(&mut self, bounds: &[usize]) -> usize {
+        let bound = bounds[self.below(bounds.len())];
+        self.below(bound)
     }
 
     fn bytes(&mut self, length: usize) -> Vec<u8> {
@@ -121,7 +130,7 @@ fn random_ranges_arrive_at_random_places_and_leave_from_them() {
         let (mut expected, mut moves, mut at) = (vec![0xEE; length], Vec::new(), random.below(5000));
         let sizes = [1, 700, 66_000, 1_500_000];
         loop {
-            let count = random.below(sizes[random.0 as usize % sizes.len()]);
+            let count = random.below_one_of(&sizes);
             if at + count > length {
                 break;
             }
@@ -140,7 +149,7 @@ fn random_ranges_arrive_at_random_places_and_leave_from_them() {
         write_file(&output, &vec![0x11; length], random.below(2) == 0);
         let (mut written, mut moves, mut to) = (vec![0x11; length], Vec::new(), random.below(5000));
         loop {
-            let count = random.below(sizes[random.0 as usize % sizes.len()]);
+            let count = random.below_one_of(&sizes);
             if to + count > length {
                 break;
             }

@@ -423,7 +423,9 @@ fn prefault<'scope>(scope: &'scope Scope<'scope, '_>, shared: &'scope Shared<'_>
     const REGION_BYTES_MIN: usize = 64 << 10;
     let straight = |chunk: &Chunk| {
         let regions = match &chunk.placement {
-            Placement::Straight(regions) if chunk.source == Source::Drive && chunk.direction == Direction::Read => regions.clone(),
+            Placement::Straight(regions) if chunk.source == Source::Drive && chunk.direction == Direction::Read => {
+                regions.clone()
+            }
             _ => Vec::new(),
         };
         regions.into_iter().filter(|region| region.kind() == MemoryKind::Host && region.len() >= REGION_BYTES_MIN)

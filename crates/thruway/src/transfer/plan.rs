@@ -374,8 +374,23 @@ impl Planner<'_> {
         next.extent.offset <= previous.extent.end().saturating_add(self.limits.gap_bytes_max)
     }
 
+    /// The longest request that may begin at `start` of a range that ends at `end`. What a drive brings last is still to be
+    /// copied when the drive has finished, so towards the end of a long read the requests become shorter.
+    fn request_bytes_at(&self, start: u64, range: Extent, alignment: Alignment) -> u64 {
+        /// How many requests of this length would be left.
+        const REQUESTS_LEFT: u64 = 16;
+        const REQUEST_BYTES_MIN: u64 = 512 << 10;
+        let most = self.limits.chunk_bytes;
+        if self.direction == Direction::Write || self.span.source != Source::Drive || range.length < REQUESTS_LEFT * most {
+            return most;
+        }
+        let shorter = range.end().saturating_sub(start) / REQUESTS_LEFT;
+        most.min(alignment.down(shorter.max(REQUEST_BYTES_MIN)).max(alignment.bytes()))
+    }
+
     /// Reads the aligned range around each group into slots and scatters from there.
     fn through_ring(&self, source: Source, alignment: Alignment, group: &[Wanted], chunks: &mut Vec<Chunk>) {
+        let range = whole(group);
         let mut open: Option<(Extent, Vec<Wanted>)> = None;
         let close = |open: Option<(Extent, Vec<Wanted>)>, chunks: &mut Vec<Chunk>| {
             let Some((extent, items)) = open else { return };
@@ -392,18 +407,19 @@ impl Planner<'_> {
                     Some((extent, _)) => (extent.offset, extent.end().max(superset.end())),
                     None => (superset.offset, superset.end()),
                 };
-                if end - start <= self.limits.chunk_bytes {
+                let most = self.request_bytes_at(start, range, alignment);
+                if end - start <= most {
                     let mut items = open.take().map_or_else(Vec::new, |(_, items)| items);
                     items.push(left);
                     open = Some((Extent::new(start, end - start), items));
                     break;
                 }
-                let cut = start + self.limits.chunk_bytes;
+                let cut = start + most;
                 if left.extent.offset < cut {
                     let (now, later) = split(&left, cut);
                     let mut items = open.take().map_or_else(Vec::new, |(_, items)| items);
                     items.push(now);
-                    close(Some((Extent::new(start, self.limits.chunk_bytes), items)), chunks);
+                    close(Some((Extent::new(start, most), items)), chunks);
                     left = later;
                 } else {
                     close(open.take(), chunks);

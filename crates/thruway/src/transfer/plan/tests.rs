@@ -186,6 +186,22 @@ fn many_small_neighbours_become_few_requests() {
 }
 
 #[test]
+fn a_long_read_through_the_ring_ends_in_short_requests() {
+    let length: u64 = 64 << 20;
+    let mut buffer = HostBuffer::new(to_usize(length)).expect("memory");
+    let facts = FileFacts { length: length + 100, direct: Some(DirectRules { memory: alignment(512), offset: alignment(4096) }) };
+    // Not a multiple of what the drive asks of memory, so nothing goes straight.
+    let moves = vec![(Extent::new(8, length), buffer.region(0..to_usize(length)).expect("in range"))];
+    let limits = Limits { chunk_bytes: 4 << 20, drive_chunk_bytes: 2 << 20, ..Limits::default() };
+    let chunks = plan_file(0, Direction::Read, facts, &[span(0, length + 100, Source::Drive, false)], moves, limits);
+    let lengths: Vec<u64> = chunks.iter().map(|chunk| chunk.extent.length).collect();
+    assert_eq!(lengths[0], 2 << 20);
+    assert!(lengths.windows(2).all(|pair| pair[1] <= pair[0]), "{lengths:?}");
+    assert!(lengths[lengths.len() - 8..].iter().all(|length| *length <= 512 << 10), "{lengths:?}");
+    assert_eq!(chunks.iter().map(|chunk| chunk.wanted).sum::<u64>(), length);
+}
+
+#[test]
 fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
     let mut buffer = HostBuffer::new(1 << 20).expect("memory");
     let spans = [span(0, 1 << 20, Source::Drive, false)];
