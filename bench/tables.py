@@ -186,9 +186,12 @@ def host_load(data: dict[str, Any]) -> list[Table]:
             runs = model["cold"]["runs"]
             found.append(Table(f"{label}, cold", header))
             found[-1].rows.append([titles[OURS], *ours(runs), f"by {ways(runs)}"])
-            for shape, values in model["cold"]["limits"].items():
+            again = ", into the same buffers again and again"
+            reads = [(shape, "", values) for shape, values in model["cold"]["limits"].items()]
+            reads += [(shape, again, values) for shape, values in model["cold"].get("recycled", {}).items()]
+            for shape, into, values in reads:
                 ratio = f"{median(rates(runs)) / median(values):.3f} of it"
-                found[-1].rows.append([f"O_DIRECT read, {shape}", ranged(values), str(len(values)), "", ratio])
+                found[-1].rows.append([f"O_DIRECT read, {shape}{into}", ranged(values), str(len(values)), "", ratio])
     return found
 
 

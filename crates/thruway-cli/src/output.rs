@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use thruway::transfer::Progress;
 use thruway::{Error, Receipt, Result};
@@ -55,8 +56,12 @@ impl Output {
     }
 
     /// The one object of a command; nothing if JSON was not asked for.
-    pub(crate) fn object(&self, object: &Value) -> Result<()> {
-        if self.json { self.write(&format!("{}\n", safe_json(&object.to_string()))) } else { Ok(()) }
+    pub(crate) fn object(&self, object: &impl Serialize) -> Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        let text = serde_json::to_string(object).map_err(|error| Error::from_io("cannot write JSON", error.into()))?;
+        self.write(&format!("{}\n", safe_json(&text)))
     }
 
     /// Shows what was written so far.

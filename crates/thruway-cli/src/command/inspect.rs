@@ -1,9 +1,10 @@
 //! `thruway inspect`: what a model's headers say.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde::Serialize;
 use thruway::base::error::printable;
 use thruway::storage::{Namespace, OsNamespace};
 use thruway::{ByteSize, Device, Model, Result, Session};
@@ -34,7 +35,7 @@ pub(super) fn run(args: &InspectArgs, output: &Output) -> Result<Outcome> {
         })
         .collect::<Result<Vec<FileFacts<'_>>>>()?;
     if output.is_json() {
-        output.object(&object(&model, &files))?;
+        write_json(&model, &files, output)?;
     } else {
         remark_notes(output, &args.model, model.notes());
         print(&model, &files, output)?;
@@ -51,33 +52,56 @@ fn merged<'a>(files: &[FileFacts<'a>]) -> BTreeMap<&'a str, &'a str> {
     all
 }
 
-fn object(model: &Model, files: &[FileFacts<'_>]) -> Value {
-    let tensors: Vec<Value> = model
-        .entries()
-        .iter()
-        .map(|entry| {
-            json!({
-                "name": entry.name,
-                "dtype": entry.dtype.name(),
-                "shape": entry.shape,
-                "file": files[entry.file].path.to_string_lossy(),
-                "offset": entry.extent.offset,
-                "bytes": entry.extent.length,
-            })
-        })
-        .collect();
-    let listed: Vec<Value> = files
-        .iter()
-        .map(|file| json!({"file": file.path.to_string_lossy(), "bytes": file.bytes, "metadata": file.metadata}))
-        .collect();
-    json!({
-        "path": model.path().to_string_lossy(),
-        "tensors": tensors,
-        "metadata": merged(files),
-        "files": listed,
-        "bytes": model.bytes(),
-        "file_bytes": model.file_bytes(),
-        "notes": model.notes(),
+/// The answer as JSON. It borrows: a header may name millions of tensors, and a tree of JSON values would take ten times
+/// its memory.
+#[derive(Serialize)]
+struct Report<'a> {
+    path: Cow<'a, str>,
+    tensors: Vec<TensorFacts<'a>>,
+    metadata: BTreeMap<&'a str, &'a str>,
+    files: Vec<ListedFile<'a>>,
+    bytes: u64,
+    file_bytes: u64,
+    notes: &'a [String],
+}
+
+#[derive(Serialize)]
+struct TensorFacts<'a> {
+    name: &'a str,
+    dtype: &'a str,
+    shape: &'a [u64],
+    file: &'a str,
+    offset: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct ListedFile<'a> {
+    file: &'a str,
+    bytes: u64,
+    metadata: Option<&'a BTreeMap<String, String>>,
+}
+
+fn write_json(model: &Model, files: &[FileFacts<'_>], output: &Output) -> Result<()> {
+    let paths: Vec<Cow<'_, str>> = files.iter().map(|file| file.path.to_string_lossy()).collect();
+    let tensors = model.entries().iter().map(|entry| TensorFacts {
+        name: &entry.name,
+        dtype: entry.dtype.name(),
+        shape: &entry.shape,
+        file: &paths[entry.file],
+        offset: entry.extent.offset,
+        bytes: entry.extent.length,
+    });
+    let listed =
+        files.iter().zip(&paths).map(|(file, path)| ListedFile { file: path, bytes: file.bytes, metadata: file.metadata });
+    output.object(&Report {
+        path: model.path().to_string_lossy(),
+        tensors: tensors.collect(),
+        metadata: merged(files),
+        files: listed.collect(),
+        bytes: model.bytes(),
+        file_bytes: model.file_bytes(),
+        notes: model.notes(),
     })
 }
 

@@ -55,6 +55,6 @@ pub(super) fn run(args: &VerifyArgs, output: &Output) -> Result<Outcome> {
     object.insert("differences".to_owned(), differences.into());
     object.insert("elapsed_seconds".to_owned(), begun.elapsed().as_secs_f64().into());
     object.insert("notes".to_owned(), json!(model.notes()));
-    output.object(&object.into())?;
+    output.object(&object)?;
     Ok(if ok { Outcome::Fine } else { Outcome::Fault })
 }

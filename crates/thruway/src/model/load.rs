@@ -1,10 +1,9 @@
 //! Loading: the wanted tensors' bytes into the session's memory, a GPU's or the host's.
 //!
 //! The tensors of a file share allocations. On a GPU they lie one after the other, each aligned for kernels, and while the
-//! first are filled the next are allocated. In host memory a tensor is placed at
-//! the same distance from a page boundary as in its file wherever that gives it the alignment that kernels want,
-//! so that `O_DIRECT` can bring it straight to its place and neighbours in the file stay neighbours in memory;
-//! any other tensor is placed at the next aligned address.
+//! first are filled the next are allocated. In host memory tensors lie as they do in their file, at the same distance from a
+//! page boundary, so that `O_DIRECT` brings them straight to their places and neighbours stay neighbours; only a tensor
+//! that lies in its file as no number should lie in memory is placed at the next cache line.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,7 +20,12 @@ use crate::io::policy::PathPolicy;
 use crate::memory::{Buffer, GpuBuffer, HostBuffer, Region};
 use crate::transfer::{Batch, Cancel, Move, Progress, Receipt, TransferOptions, run_batches};
 
-/// Where a tensor in host memory begins: a cache line, which is also what the widest vector registers want.
+/// What the address of a tensor in host memory is a multiple of, at least: the longest element. Most files of other writers
+/// keep to it and to no more (their headers end at any multiple of 8), so with a larger one most large tensors could not come
+/// straight from the drive, which cost them 5 to 10 % of its rate. A mapped file gives its tensors the same.
+const TENSOR_ALIGNMENT_MIN: u64 = 8;
+
+/// Where a tensor in host memory begins that does not lie as in its file: a cache line.
 const TENSOR_ALIGNMENT: u64 = 64;
 
 /// Where a tensor in GPU memory begins: what the driver's own allocations are aligned to, and what kernels are tuned for.
@@ -393,7 +397,7 @@ fn next_place(cursor: u64, offset: u64, bytes: u64) -> u64 {
     // The next address with the file's distance from a page boundary: none is skipped between neighbours.
     let gap = (offset % page + page - cursor % page) % page;
     // For a small tensor the gap would be larger than what it saves: a file of tiny ones would take many times its size.
-    if offset.is_multiple_of(TENSOR_ALIGNMENT) && gap <= bytes / 64 {
+    if offset.is_multiple_of(TENSOR_ALIGNMENT_MIN) && gap <= bytes / 64 {
         cursor + gap
     } else {
         cursor.div_ceil(TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
@@ -434,9 +438,10 @@ mod tests {
 
     #[test]
     fn a_tensor_at_an_odd_offset_is_still_aligned_in_memory() {
-        for offset in [8, 1001, 4095] {
+        for offset in [4, 1001, 4095] {
             assert_eq!(next_place(7, offset, 1 << 20) % TENSOR_ALIGNMENT, 0);
         }
+        assert_eq!(next_place(7, 4096 * 5 + 1240, 1 << 20), 1240, "as in its file, and so at a multiple of 8");
     }
 
     #[test]

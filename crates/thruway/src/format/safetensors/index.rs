@@ -23,6 +23,7 @@ use std::io;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::json::{Discard, bytes, json_error};
@@ -30,6 +31,10 @@ use crate::base::error::{Error, ErrorKind, Result, printable};
 
 /// The longest index that is read, in bytes. The largest ones of published models have about 10 MB.
 pub const INDEX_BYTES_MAX: u64 = 100_000_000;
+
+/// The longest `metadata` that is kept, in bytes of text. Published models have a few dozen; in memory small JSON values
+/// take ten times their text, which of the longest index would be a gigabyte.
+pub const INDEX_METADATA_BYTES_MAX: usize = 1 << 20;
 
 const TOTAL_SIZE: &str = "total_size";
 
@@ -50,7 +55,8 @@ impl Index {
     /// # Errors
     ///
     /// [`ErrorKind::Malformed`] if the text is not the JSON that it should be, a key is given twice, there is no
-    /// `weight_map` or an empty one, or a file name could lead out of the directory.
+    /// `weight_map` or an empty one, the `metadata` is longer than [`INDEX_METADATA_BYTES_MAX`], or a file name could lead
+    /// out of the directory.
     pub fn parse(text: &[u8]) -> Result<Self> {
         let length = text.len() as u64;
         if length > INDEX_BYTES_MAX {
@@ -129,6 +135,16 @@ fn check_file_name(file: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Malformed, format!("the index names the file '{}', which {reason}", printable(file))))
 }
 
+/// The notes that a text holds, if it is not too long.
+fn notes(text: &RawValue) -> std::result::Result<Option<Map<String, Value>>, String> {
+    let length = text.get().len();
+    if length > INDEX_METADATA_BYTES_MAX {
+        let (length, most) = (bytes(length as u64), bytes(INDEX_METADATA_BYTES_MAX as u64));
+        return Err(format!("the metadata is too long: {length}, and the limit is {most}"));
+    }
+    serde_json::from_str(text.get()).map_err(|error| format!("the metadata is no object: {error}"))
+}
+
 /// What the JSON says.
 #[derive(Default)]
 struct Reader {
@@ -156,7 +172,7 @@ impl<'de> Visitor<'de> for &mut Reader {
         while let Some(key) = map.next_key::<String>()? {
             let first = match key.as_str() {
                 "weight_map" => self.weight_map.replace(map.next_value::<WeightMap>()?.0).is_none(),
-                "metadata" => metadata.replace(map.next_value::<Option<Map<String, Value>>>()?).is_none(),
+                "metadata" => metadata.replace(notes(map.next_value()?).map_err(A::Error::custom)?).is_none(),
                 _ => {
                     map.next_value::<Discard>()?;
                     true

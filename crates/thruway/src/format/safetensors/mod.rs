@@ -62,6 +62,6 @@ mod tests;
 
 pub use dtype::Dtype;
 pub use header::{Entry, HEADER_BYTES_MAX, Header, PREFIX_BYTES, header_length, parse};
-pub use index::{INDEX_BYTES_MAX, Index, parse_shard_name, shard_file_name, split_into_shards};
+pub use index::{INDEX_BYTES_MAX, INDEX_METADATA_BYTES_MAX, Index, parse_shard_name, shard_file_name, split_into_shards};
 pub use layout::{ALIGNED_FROM_BYTES, Layout, TensorSpec, layout};
 pub use sniff::{FileKind, sniff};

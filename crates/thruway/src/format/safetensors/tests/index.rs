@@ -60,6 +60,15 @@ fn an_index_that_is_wrong_in_form_is_refused() {
 }
 
 #[test]
+fn notes_that_would_take_much_memory_are_refused() {
+    let with = |count: usize| format!(r#"{{"metadata":{{"a":[{}0]}},"weight_map":{{"t":"m"}}}}"#, "[],".repeat(count));
+    assert_eq!(parse(&with(300_000)).metadata.len(), 1);
+    let error = Index::parse(with(400_000).as_bytes()).expect_err("more than is kept");
+    assert_eq!(error.kind(), ErrorKind::Malformed);
+    assert!(error.message().contains("metadata"), "{error}");
+}
+
+#[test]
 fn file_names_that_could_lead_out_of_the_directory_are_refused_naming_tensor_and_file() {
     for (file, shown) in [
         ("", ""),
