@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `THRUWAY_ENGINE` | engine past the page cache: `auto`, `uring` or `posix` | | `auto` |
 //! | `THRUWAY_QUEUE_DEPTH` | requests that it keeps in flight | requests | 16 |
-//! | `THRUWAY_THREADS` | threads that copy out of the page cache | threads | processors, at most 8 |
+//! | `THRUWAY_THREADS` | threads that copy out of the page cache | threads | processors, at most 12 |
 //! | `THRUWAY_CHUNK_SIZE` | the largest request, and a slot of the ring | bytes (`4MiB`) | 4 MiB |
 //! | `THRUWAY_CUDA_LIB` | the CUDA driver's library | path | as the system finds it |
 //! | `THRUWAY_RING_SIZE` | the most staging memory | bytes (`256MiB`) | 256 MiB |
@@ -35,8 +35,8 @@ pub struct Settings {
     /// How many requests that engine keeps in flight. So many of 4 MiB keep any drive measured at its best; with more,
     /// what they all bring at once is still being copied when the drive has long finished.
     pub queue_depth: usize,
-    /// How many threads copy out of the page cache. One moves 8 to 11 GB/s, so 8
-    /// fill a PCIe link; more only take more staging memory, which is dear to make in the first load.
+    /// How many threads copy out of the page cache. One moves 4 to 11 GB/s, by machine and by what else it does; 8 to 12
+    /// fill a PCIe link.
     pub threads: usize,
     /// The largest request, and the size of a slot of the ring, in bytes. A multiple of a page.
     pub chunk_bytes: usize,
@@ -50,7 +50,7 @@ impl Default for Settings {
         Self {
             engine: EngineChoice::Auto,
             queue_depth: 16,
-            threads: processors.clamp(1, 8),
+            threads: processors.clamp(1, 12),
             chunk_bytes: 4 << 20,
             ring_bytes: 256 << 20,
         }

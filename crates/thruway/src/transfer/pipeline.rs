@@ -340,6 +340,9 @@ fn planned(batch: Batch<'_>) -> PlannedBatch<'_> {
     Box::new(move |shared: &Shared<'_>| plan_batch(shared, batch()?))
 }
 
+/// A lane that finds fewer chunks than this costs a small transfer more, in threads and staging memory, than it gains.
+const CHUNKS_A_LANE_MIN: usize = 8;
+
 /// Runs the chunks of each storage side in as many lanes as its engine works best with. Of a single batch one lane runs
 /// on the caller's thread, so a small transfer starts none; of several the caller's thread makes the next ones.
 fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Outcome> {
@@ -360,7 +363,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                     if chunks.is_empty() {
                         continue;
                     }
-                    let lanes_max = if alone { chunks.len() } else { usize::MAX };
+                    let lanes_max = if alone { chunks.len().div_ceil(CHUNKS_A_LANE_MIN) } else { usize::MAX };
                     prefault(scope, shared, &chunks);
                     queue.add(chunks);
                     if !std::mem::replace(started, true) {
