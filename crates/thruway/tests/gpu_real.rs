@@ -209,7 +209,10 @@ fn ten_thousand_small_loads_leave_gpu_and_host_memory_flat() {
     let (host_after, descriptors_after) = held();
     assert_eq!(session.ring_bytes(), ring);
     assert_eq!(descriptors_after, descriptors);
-    assert!(host_after < host + (8 << 20), "{} bytes of host memory more", host_after - host);
+    // AddressSanitizer keeps freed memory for a while, to catch who still uses it.
+    if std::env::var_os("ASAN_OPTIONS").is_none() {
+        assert!(host_after < host + (8 << 20), "{} bytes of host memory more", host_after - host);
+    }
     // Others may use the GPU meanwhile; a leak of a load each would be 9 GB.
     assert!(gpu.free_bytes().expect("known") + (512 << 20) > free, "GPU memory has gone");
     drop(session);
