@@ -15,11 +15,6 @@ use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
 use crate::transfer::{self, Move, Receipt, TransferContext, TransferOptions};
 
-/// The longest request between a drive and a GPU. 8 to 16 MiB in flight read and write best on virtual drives, on which more
-/// cost up to a quarter; and nothing is gained by longer requests, because a copy to a GPU costs the lane nothing. To host
-/// memory it does, and so do the pages that it fills: there longer ones are better.
-const DRIVE_TO_GPU_CHUNK_BYTES: u64 = 1 << 20;
-
 /// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -171,18 +166,18 @@ impl SessionBuilder {
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
         let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
         let Settings { engine, queue_depth, threads, ring_bytes, .. } = settings;
+        let longest = settings.chunk_bytes.max(settings.drive_chunk_bytes);
         // One slot at least, and no slot larger than the ring may be.
-        let chunk_bytes = settings.chunk_bytes.min(ring_bytes);
+        let slot_bytes = longest.min(ring_bytes);
         let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
         let counters = Arc::new(Counters::default());
-        let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(chunk_bytes);
-        let ring_settings = RingSettings { slot_bytes: chunk_bytes, slab_bytes, bytes_max: ring_bytes };
+        let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(slot_bytes);
+        let ring_settings = RingSettings { slot_bytes, slab_bytes, bytes_max: ring_bytes };
         let ring = match &gpu {
             Some(gpu) => Ring::with_source(ring_settings, Box::new(PinnedSlabs::new(Arc::clone(gpu)))),
             None => Ring::new(ring_settings),
         };
-        let chunk_bytes = chunk_bytes as u64;
-        let drive_chunk_bytes = if gpu.is_some() { chunk_bytes.min(DRIVE_TO_GPU_CHUNK_BYTES) } else { chunk_bytes };
+        let (chunk_bytes, drive_chunk_bytes) = (settings.chunk_bytes as u64, settings.drive_chunk_bytes as u64);
         let limits = Limits { chunk_bytes, drive_chunk_bytes, ..Limits::default() };
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let context = TransferContext { namespace: self.namespace, engines, ring, streams, copies: Mutex::default(), limits };

@@ -40,7 +40,7 @@ enum Found {
 
 fn session(disk: &SimDisk) -> Session {
     // Small requests, so that there are many steps to fail at; the largest tensors still go straight to the drive.
-    let settings = Settings { chunk_bytes: 256 << 10, ring_bytes: 1 << 20, ..Settings::default() };
+    let settings = Settings { chunk_bytes: 256 << 10, drive_chunk_bytes: 256 << 10, ring_bytes: 1 << 20, ..Settings::default() };
     let engines = Box::new(SimEngines::new(4, 7));
     Session::builder().settings(settings).namespace(Arc::new(disk.clone())).engines(engines).build().expect("valid settings")
 }

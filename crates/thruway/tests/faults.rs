@@ -29,7 +29,14 @@ const ENGINES: [EngineChoice; 2] = [EngineChoice::Auto, EngineChoice::Posix];
 
 fn session(choice: EngineChoice, plan: &FaultPlan) -> Session {
     // Small chunks, so that a small model takes many operations; a ring of two slabs.
-    let settings = Settings { engine: choice, queue_depth: 4, threads: 2, chunk_bytes: 256 << 10, ring_bytes: 2 << 20 };
+    let settings = Settings {
+        engine: choice,
+        queue_depth: 4,
+        threads: 2,
+        chunk_bytes: 256 << 10,
+        drive_chunk_bytes: 256 << 10,
+        ring_bytes: 2 << 20,
+    };
     let inner = OsEngines { choice, depth: 4, threads: 2 };
     Session::builder().settings(settings).engines(Box::new(FaultyEngines { inner, plan: plan.clone() })).build().expect("session")
 }

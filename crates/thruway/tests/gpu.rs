@@ -15,8 +15,14 @@ fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for scratch files")
 }
 
-const SETTINGS: Settings =
-    Settings { engine: EngineChoice::Auto, queue_depth: 6, threads: 3, chunk_bytes: 256 << 10, ring_bytes: 3 << 20 };
+const SETTINGS: Settings = Settings {
+    engine: EngineChoice::Auto,
+    queue_depth: 6,
+    threads: 3,
+    chunk_bytes: 256 << 10,
+    drive_chunk_bytes: 256 << 10,
+    ring_bytes: 3 << 20,
+};
 
 fn session(fake: &FakeCuda) -> Session {
     Session::builder().device(Device::Cuda(0)).cuda_library(fake.path()).settings(SETTINGS).build().expect("session")

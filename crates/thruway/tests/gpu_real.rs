@@ -78,7 +78,9 @@ impl Random {
         let engine = [EngineChoice::Auto, EngineChoice::Posix][self.below(2)];
         let chunk_bytes = 4096 * (1 + self.below(300));
         let ring_bytes = chunk_bytes * (1 + self.below(12));
-        Settings { engine, queue_depth: 1 + self.below(32), threads: 1 + self.below(12), chunk_bytes, ring_bytes }
+        let drive_chunk_bytes = 4096 * (1 + self.below(300));
+        let (queue_depth, threads) = (1 + self.below(32), 1 + self.below(12));
+        Settings { engine, queue_depth, threads, chunk_bytes, drive_chunk_bytes, ring_bytes }
     }
 
     fn options(&mut self) -> TransferOptions {
@@ -234,7 +236,7 @@ fn a_failure_or_a_cancellation_at_any_step_ends_clean_and_the_gpu_goes_on_workin
     let driver = Driver::start();
     let directory = scratch();
     let (path, content) = small_model(directory.path());
-    let settings = Settings { chunk_bytes: 64 << 10, ring_bytes: 1 << 20, ..Settings::default() };
+    let settings = Settings { chunk_bytes: 64 << 10, drive_chunk_bytes: 64 << 10, ring_bytes: 1 << 20, ..Settings::default() };
     let mut failed = 0;
     for choice in [EngineChoice::Auto, EngineChoice::Posix] {
         for policy in ["staged", "cached"] {

@@ -44,6 +44,7 @@ struct Setup {
     engine: EngineChoice,
     policy: &'static str,
     chunk_pages: usize,
+    drive_chunk_pages: usize,
     ring_chunks: usize,
     depth: usize,
     threads: usize,
@@ -53,11 +54,12 @@ struct Setup {
 fn setups() -> impl Strategy<Value = Setup> {
     let engine = prop_oneof![Just(EngineChoice::Auto), Just(EngineChoice::Posix)];
     let policy = prop_oneof![Just("auto"), Just("staged"), Just("cached")];
-    (engine, policy, 1..40_usize, 1..6_usize, 1..9_usize, 1..4_usize, any::<bool>()).prop_map(
-        |(engine, policy, chunk_pages, ring_chunks, depth, threads, cold)| Setup {
+    (engine, policy, 1..40_usize, 1..40_usize, 1..6_usize, 1..9_usize, 1..4_usize, any::<bool>()).prop_map(
+        |(engine, policy, chunk_pages, drive_chunk_pages, ring_chunks, depth, threads, cold)| Setup {
             engine,
             policy,
             chunk_pages,
+            drive_chunk_pages,
             ring_chunks,
             depth,
             threads,
@@ -72,6 +74,7 @@ fn session(setup: &Setup) -> (Session, TransferOptions) {
         queue_depth: setup.depth,
         threads: setup.threads,
         chunk_bytes: setup.chunk_pages * 4096,
+        drive_chunk_bytes: setup.drive_chunk_pages * 4096,
         ring_bytes: setup.ring_chunks * setup.chunk_pages * 4096,
     };
     let policy: PathPolicy = setup.policy.parse().expect("a known path");

@@ -25,9 +25,9 @@ use crate::memory::Region;
 /// How large requests may be, and where the ring pays.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most bytes of one request; a multiple of a page.
+    /// The most bytes of one request through the page cache; a multiple of a page.
     pub chunk_bytes: u64,
-    /// The same past the page cache, where it is smaller.
+    /// The same past the page cache.
     pub drive_chunk_bytes: u64,
     /// The most regions of one request.
     pub segments_max: usize,
@@ -42,7 +42,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             chunk_bytes: 4 << 20,
-            drive_chunk_bytes: 4 << 20,
+            drive_chunk_bytes: 1 << 20,
             segments_max: 256,
             straight_bytes_min: 256 << 10,
             gap_bytes_max: 64 << 10,
@@ -200,7 +200,7 @@ pub fn plan_file(
     wanted.sort_by_key(|item| item.extent.offset);
     let mut chunks = Vec::new();
     let limits = aligned(limits, facts);
-    let drive_limits = limits.at_most(limits.drive_chunk_bytes);
+    let drive_limits = Limits { chunk_bytes: limits.drive_chunk_bytes, ..limits };
     for layer in layers(wanted) {
         for (span, inside) in spans.iter().zip(by_span(&layer, spans)) {
             let limits = if span.source == Source::Drive { drive_limits } else { limits };
@@ -374,23 +374,9 @@ impl Planner<'_> {
         next.extent.offset <= previous.extent.end().saturating_add(self.limits.gap_bytes_max)
     }
 
-    /// The longest request that may begin at `start` of a range that ends at `end`. What a drive brings last is still to be
-    /// copied when the drive has finished, so towards the end of a long read the requests become shorter.
-    fn request_bytes_at(&self, start: u64, range: Extent, alignment: Alignment) -> u64 {
-        /// How many requests of this length would be left.
-        const REQUESTS_LEFT: u64 = 16;
-        const REQUEST_BYTES_MIN: u64 = 512 << 10;
-        let most = self.limits.chunk_bytes;
-        if self.direction == Direction::Write || self.span.source != Source::Drive || range.length < REQUESTS_LEFT * most {
-            return most;
-        }
-        let shorter = range.end().saturating_sub(start) / REQUESTS_LEFT;
-        most.min(alignment.down(shorter.max(REQUEST_BYTES_MIN)).max(alignment.bytes()))
-    }
-
     /// Reads the aligned range around each group into slots and scatters from there.
     fn through_ring(&self, source: Source, alignment: Alignment, group: &[Wanted], chunks: &mut Vec<Chunk>) {
-        let range = whole(group);
+        let most = self.limits.chunk_bytes;
         let mut open: Option<(Extent, Vec<Wanted>)> = None;
         let close = |open: Option<(Extent, Vec<Wanted>)>, chunks: &mut Vec<Chunk>| {
             let Some((extent, items)) = open else { return };
@@ -407,7 +393,6 @@ impl Planner<'_> {
                     Some((extent, _)) => (extent.offset, extent.end().max(superset.end())),
                     None => (superset.offset, superset.end()),
                 };
-                let most = self.request_bytes_at(start, range, alignment);
                 if end - start <= most {
                     let mut items = open.take().map_or_else(Vec::new, |(_, items)| items);
                     items.push(left);

@@ -85,8 +85,8 @@ impl Uring {
         Ok(engine)
     }
 
-    /// Hands what is queued to the kernel and waits for `want` completions.
-    fn enter(&mut self, want: usize) -> std::io::Result<()> {
+    /// Moves what is queued to where the kernel takes it from.
+    fn push_queued(&mut self) {
         while let Some((_, entry)) = self.queued.front() {
             // SAFETY: the entry points into the vectors and, through them, into the regions of a request in `flights`, where
             // both stay until the completion is reaped, or for ever if it never comes.
@@ -95,6 +95,11 @@ impl Uring {
             }
             self.queued.pop_front();
         }
+    }
+
+    /// Hands what is queued to the kernel and waits for `want` completions.
+    fn enter(&mut self, want: usize) -> std::io::Result<()> {
+        self.push_queued();
         loop {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => return Ok(()),
@@ -188,6 +193,11 @@ impl Engine for Uring {
             .unwrap_or_else(|| opcode::Fsync::new(types::Fd(-1)).build().user_data(index as u64));
         self.queued.push_back((index, entry));
         self.flights[index] = Some(Flight { request, _vectors: vectors });
+        // At once and one by one: of a batch the kernel holds back every request until it has prepared the last, and an
+        // idle drive would wait for that (a tenth of the rate at 8 requests of 1 MiB). What the kernel does not take now, it
+        // is offered again by `complete`, which reports failures.
+        self.push_queued();
+        let _taken_now = self.ring.submit();
         Ok(())
     }
 
