@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use thruway::cuda::Gpu;
 use thruway::memory::{Copies, CopyStreams, PinnedSlabs, Ring, RingSettings, Slot};
-use thruway::{GpuBuffer, Result};
+use thruway::{Error, ErrorKind, GpuBuffer, Result};
 
 use crate::measure::{Limit, limit, median, to_usize};
 use crate::output::gb_per_s;
@@ -44,7 +44,10 @@ struct End {
 
 impl End {
     fn new(gpu: &Arc<Gpu>, ring: &Ring) -> Result<Self> {
-        let slots = (0..SLOTS).map(|_| ring.take(SLOT_BYTES)).collect::<Result<Vec<Slot>>>()?;
+        // Not `take`, which would wait for what this very caller holds.
+        let none = || Error::new(ErrorKind::OutOfMemory, "no pinned memory is left to measure the link to the GPU with");
+        let slot = || ring.try_take(SLOT_BYTES)?.ok_or_else(none);
+        let slots = (0..SLOTS).map(|_| slot()).collect::<Result<Vec<Slot>>>()?;
         Ok(Self { slots, buffer: GpuBuffer::new(gpu, SLOTS * SLOT_BYTES)? })
     }
 

@@ -180,7 +180,9 @@ impl SessionBuilder {
         let (chunk_bytes, drive_chunk_bytes) = (settings.chunk_bytes as u64, settings.drive_chunk_bytes as u64);
         let limits = Limits { chunk_bytes, drive_chunk_bytes, ..Limits::default() };
         let engines = EnginePool::new(engines, Arc::clone(&counters));
-        let context = TransferContext { namespace: self.namespace, engines, ring, streams, copies: Mutex::default(), limits };
+        let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
+        let (namespace, copies) = (self.namespace, Mutex::default());
+        let context = TransferContext { namespace, engines, ring, streams, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }

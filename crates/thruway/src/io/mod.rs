@@ -4,8 +4,7 @@
 //! Every engine and every layer keeps these clauses; the conformance suite of the testkit runs each of them.
 //!
 //! 1. The caller gives the memory. The engine holds a request's regions and file until it hands the request
-//!    back in its completion, whatever happens in between; dropping an engine waits for what the system has begun, and
-//!    begins nothing more.
+//!    back in its completion, whatever happens in between; dropping an engine waits for what the system still works on.
 //! 2. An engine does what the request says, once: it neither splits nor stages nor retries. What it cannot do
 //!    stands in [`Capabilities`], which the planner reads.
 //! 3. A completion carries the bytes transferred, which may be fewer than asked. Only [`layer::Exact`] resumes.

@@ -119,6 +119,11 @@ impl GpuBuffer {
         &self.block.gpu
     }
 
+    /// Whether the memory is this buffer's own, and nothing claims any of it.
+    pub(crate) fn is_owned_and_free(&self) -> bool {
+        matches!(self.block.owner, Owner::Owned) && !self.block.claims.any_at_all()
+    }
+
     /// A writable claim on `range`: the destination of a read from storage.
     ///
     /// # Errors

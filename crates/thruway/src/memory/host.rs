@@ -164,6 +164,11 @@ impl HostBuffer {
         alignment.divides(self.block.address() as u64)
     }
 
+    /// Whether the memory is this buffer's own, and nothing claims any of it.
+    pub(crate) fn is_owned_and_free(&self) -> bool {
+        matches!(self.block.owner, Owner::Mapping { .. }) && !self.block.claims.any_at_all()
+    }
+
     /// A writable claim on `range`: the destination of a read from storage.
     ///
     /// # Errors
@@ -200,7 +205,7 @@ impl HostBuffer {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) while any claim on the buffer lives.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        if self.block.claims.any(Access::Writable) || self.block.claims.any(Access::ReadOnly) {
+        if self.block.claims.any_at_all() {
             return Err(busy("is in use by a transfer"));
         }
         // SAFETY: the block is valid for writes (contract of `Memory`), no claim lives, and a new one needs a

@@ -43,6 +43,11 @@ impl Claims {
     pub fn any(&self, access: Access) -> bool {
         self.counter(access).load(Ordering::Acquire) != 0
     }
+
+    /// Whether a claim of either kind lives.
+    pub fn any_at_all(&self) -> bool {
+        self.any(Access::Writable) || self.any(Access::ReadOnly)
+    }
 }
 
 /// Bytes of a block that one transfer fills. While it lives no other transfer may fill any of them, so that no two threads

@@ -53,8 +53,12 @@ struct State {
     slabs: Vec<Arc<dyn Memory>>,
     /// Whether a slab is being made.
     growing: bool,
+    /// Whether a slab could not be made: it is not tried again before everything has come back.
+    full: bool,
     /// How many slots are out and will come back.
     in_use: usize,
+    /// How many callers wait for one.
+    waiting: usize,
 }
 
 /// A stretch of a slab.
@@ -65,9 +69,11 @@ struct Place {
 }
 
 impl State {
-    /// Takes `len` bytes off the stretch that was used last of those that are long enough: its bytes may still be cached.
+    /// Takes `len` bytes off the shortest stretch that is long enough, so that whole slabs stay whole for those who need
+    /// them; of several, off the one that was used last, whose bytes may still be cached.
     fn cut(&mut self, len: usize) -> Option<Place> {
-        let at = self.free.iter().rposition(|place| place.range.len() >= len)?;
+        let long_enough = self.free.iter().enumerate().rev().filter(|(_, place)| place.range.len() >= len);
+        let (at, _) = long_enough.min_by_key(|(_, place)| place.range.len())?;
         let place = &mut self.free[at];
         let cut = Place { slab: place.slab, range: place.range.start..place.range.start + len };
         place.range.start += len;
@@ -75,10 +81,6 @@ impl State {
             self.free.remove(at);
         }
         Some(cut)
-    }
-
-    fn has(&self, len: usize) -> bool {
-        self.free.iter().any(|place| place.range.len() >= len)
     }
 
     fn give_back(&mut self, mut place: Place) {
@@ -123,56 +125,81 @@ impl Ring {
     }
 
     /// A free slot of `len` bytes (and what is missing to a page), growing the ring if it may still grow; `None` if all
-    /// memory is in use, or if another caller is growing the ring now.
+    /// memory is in use, if another caller is growing the ring now, or if one waits for what comes back: whoever holds
+    /// slots and finds no more must return them before those who hold none can be served.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for more than [`slot_bytes`](Self::slot_bytes),
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the first slab cannot be allocated. A later slab that
     /// cannot be had is no error: the ring goes on with what it has.
     pub fn try_take(&self, len: usize) -> Result<Option<Slot>> {
-        self.cut_or_grow(self.whole_pages(len)?)
+        let len = self.whole_pages(len)?;
+        let mut state = self.shared.lock();
+        if state.waiting > 0 && !self.may_grow(&state) {
+            return Ok(None);
+        }
+        if let Some(slot) = self.cut(&mut state, len)? {
+            return Ok(Some(slot));
+        }
+        if state.growing || !self.may_grow(&state) {
+            return Ok(None);
+        }
+        state = self.grow(state)?;
+        self.cut(&mut state, len)
     }
 
     /// A free slot of `len` bytes (and what is missing to a page); waits for one if all memory is in use. Only for callers
     /// that hold no slot themselves: two that hold some and wait for more would wait for ever.
     ///
     /// # Errors
-    /// As [`try_take`](Self::try_take).
+    /// As [`try_take`](Self::try_take), and [`OutOfMemory`](ErrorKind::OutOfMemory) if nothing can come back.
     pub fn take(&self, len: usize) -> Result<Slot> {
         let len = self.whole_pages(len)?;
+        let mut state = self.shared.lock();
         loop {
-            if let Some(slot) = self.cut_or_grow(len)? {
+            if let Some(slot) = self.cut(&mut state, len)? {
                 return Ok(slot);
             }
-            let mut state = self.shared.lock();
-            // All may have changed between the look and the lock, so it is looked at again.
-            while !state.has(len) && (state.growing || !self.may_grow(&state)) {
-                if state.in_use == 0 && !state.growing {
-                    return Err(Error::new(ErrorKind::OutOfMemory, "the staging memory was lost in earlier failures")
-                        .with_hint("build a new session; the GPU or the kernel may still use the old one's memory"));
-                }
-                state = self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if !state.growing && self.may_grow(&state) {
+                state = self.grow(state)?;
+                continue;
             }
+            if state.in_use == 0 && !state.growing {
+                return Err(Error::new(ErrorKind::OutOfMemory, "the staging memory was lost in earlier failures")
+                    .with_hint("build a new session; the GPU or the kernel may still use the old one's memory"));
+            }
+            state.waiting += 1;
+            state = self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
         }
     }
 
     fn whole_pages(&self, len: usize) -> Result<usize> {
         let RingSettings { slot_bytes, slab_bytes, .. } = self.shared.settings;
-        if slot_bytes == 0 || slab_bytes < slot_bytes {
-            let message = "the ring's slots must not be empty, nor longer than its slabs";
+        let page = page();
+        if slot_bytes == 0 || slab_bytes < slot_bytes || !page.divides(slot_bytes as u64) {
+            let message = format!("the ring's slots must be whole pages of {} bytes, and no longer than its slabs", page.bytes());
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         if len > slot_bytes {
             return Err(Error::new(ErrorKind::InvalidInput, format!("a slot of {len} bytes, and the longest has {slot_bytes}")));
         }
-        let pages = usize::try_from(Alignment::PAGE.up(len.max(1) as u64)).unwrap_or(usize::MAX);
-        Ok(pages.min(slot_bytes))
+        Ok(usize::try_from(page.up(len.max(1) as u64)).unwrap_or(usize::MAX))
+    }
+
+    /// How long the next slab is, if the ring may have one: the last may be shorter than the others.
+    fn next_slab(&self, state: &State) -> Option<usize> {
+        let RingSettings { slot_bytes, slab_bytes, bytes_max } = self.shared.settings;
+        let left = bytes_max.saturating_sub(state.slabs.iter().map(|slab| slab.len()).sum());
+        let length = usize::try_from(page().down(slab_bytes.min(left) as u64)).unwrap_or(usize::MAX);
+        match state.slabs.is_empty() {
+            true => Some(length.max(slot_bytes)),
+            false => Some(length).filter(|length| *length >= slot_bytes),
+        }
     }
 
     fn may_grow(&self, state: &State) -> bool {
-        let RingSettings { slab_bytes, bytes_max, .. } = self.shared.settings;
-        let slabs = state.slabs.len();
-        slabs == 0 || (slabs + 1).saturating_mul(slab_bytes) <= bytes_max
+        !state.full && self.next_slab(state).is_some()
     }
 
     fn cut(&self, state: &mut State, len: usize) -> Result<Option<Slot>> {
@@ -182,20 +209,25 @@ impl Ring {
         Ok(Some(Slot { region: Some(region), place, shared: Arc::clone(&self.shared) }))
     }
 
-    /// A free slot, or one of a new slab; `None` if the ring may not grow now. The slab is made outside the lock, so that
-    /// others go on with the slots that come back meanwhile.
-    fn cut_or_grow(&self, len: usize) -> Result<Option<Slot>> {
-        let RingSettings { slab_bytes, bytes_max, .. } = self.shared.settings;
-        let mut state = self.shared.lock();
-        if let Some(slot) = self.cut(&mut state, len)? {
-            return Ok(Some(slot));
+    /// Makes the next slab, outside the lock: others go on with the slots that come back meanwhile. A later slab that cannot
+    /// be had leaves the ring as it is, and not growing any more.
+    fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+        /// If the source of slabs panics, others must not wait for what it would have made.
+        struct Unless<'a>(Option<&'a Shared>);
+        impl Drop for Unless<'_> {
+            fn drop(&mut self) {
+                if let Some(shared) = self.0 {
+                    shared.lock().growing = false;
+                    shared.returned.notify_all();
+                }
+            }
         }
-        if state.growing || !self.may_grow(&state) {
-            return Ok(None);
-        }
+        let Some(length) = self.next_slab(&state) else { return Ok(state) };
         state.growing = true;
         drop(state);
-        let made = self.shared.slabs.allocate(slab_bytes);
+        let mut unless_made = Unless(Some(&self.shared));
+        let made = self.shared.slabs.allocate(length);
+        unless_made.0 = None;
         let mut state = self.shared.lock();
         state.growing = false;
         // Whoever waits finds a new slab, or must find out for itself that there will be none.
@@ -205,12 +237,20 @@ impl Ring {
                 let place = Place { slab: state.slabs.len(), range: 0..slab.len() };
                 state.slabs.push(slab);
                 state.free.push(place);
-                self.cut(&mut state, len)
             }
-            Err(_) if !state.slabs.is_empty() => self.cut(&mut state, len),
-            Err(error) => Err(error.with_hint(format!("lower the ring's ceiling, now {}", ByteSize(bytes_max as u64)))),
+            Err(_) if !state.slabs.is_empty() => state.full = true,
+            Err(error) => {
+                let ceiling = ByteSize(self.shared.settings.bytes_max as u64);
+                return Err(error.with_hint(format!("lower the ring's ceiling, now {ceiling}")));
+            }
         }
+        Ok(state)
     }
+}
+
+/// What slots begin at and are as long as multiples of: where the kernel does not tell what `O_DIRECT` needs, this suits.
+fn page() -> Alignment {
+    Alignment::new(rustix::param::page_size() as u64).unwrap_or(Alignment::PAGE).max(Alignment::PAGE)
 }
 
 /// A slot of the ring, which returns there when dropped.
@@ -249,6 +289,9 @@ impl Drop for Slot {
         let mut state = self.shared.lock();
         state.in_use -= 1;
         state.give_back(self.place.clone());
+        if state.in_use == 0 {
+            state.full = false;
+        }
         // Slots differ in length, so the one that is woken might not be the one that can use it.
         self.shared.returned.notify_all();
     }
@@ -256,6 +299,8 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn small() -> Ring {
@@ -331,15 +376,38 @@ mod tests {
         assert!(ring.try_take(4096).expect("memory").is_some());
     }
 
+    /// Waits until so many callers wait for a slot.
+    fn until_waiting(ring: &Ring, callers: usize) {
+        while ring.shared.lock().waiting < callers {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn a_waiting_taker_gets_the_slot_that_another_thread_returns() {
         let ring = Ring::new(RingSettings { slot_bytes: 4096, slab_bytes: 4096, bytes_max: 4096 });
         let slot = ring.take(4096).expect("memory");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| ring.take(4096).expect("memory").region().len());
+            until_waiting(&ring, 1);
             drop(slot);
             assert_eq!(waiter.join().expect("no panic"), 4096);
         });
+    }
+
+    #[test]
+    fn a_waiting_taker_comes_before_those_who_hold_slots() {
+        let ring = Ring::new(RingSettings { slot_bytes: 2 * 4096, slab_bytes: 2 * 4096, bytes_max: 2 * 4096 });
+        let (one, two) = (ring.take(4096).expect("memory"), ring.take(4096).expect("memory"));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| ring.take(2 * 4096).map(drop));
+            until_waiting(&ring, 1);
+            drop(one);
+            assert!(ring.try_take(4096).expect("no failure").is_none(), "else the longer one might wait for ever");
+            drop(two);
+            waiter.join().expect("no panic").expect("memory");
+        });
+        assert!(ring.try_take(4096).expect("no failure").is_some());
     }
 
     #[test]
@@ -348,10 +416,92 @@ mod tests {
         let slot = ring.take(4096).expect("memory");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| ring.take(4096).map(drop));
+            until_waiting(&ring, 1);
             slot.lose();
             assert!(waiter.join().expect("no panic").is_err(), "nothing can come back");
         });
         assert!(ring.try_take(4096).expect("no failure of the ring's own").is_none());
+    }
+
+    /// Makes as many slabs as it is told, then none, and counts how often it is asked.
+    #[derive(Debug, Default)]
+    struct Few {
+        left: AtomicUsize,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl SlabSource for Few {
+        fn allocate(&self, len: usize) -> Result<Arc<dyn Memory>> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            more.map_err(|_| Error::new(ErrorKind::OutOfMemory, "no more")).and_then(|_| HostSlabs.allocate(len))
+        }
+    }
+
+    #[test]
+    fn a_slab_that_cannot_be_had_is_not_asked_for_again_while_others_are_in_use() {
+        let settings = RingSettings { slot_bytes: 4096, slab_bytes: 4096, bytes_max: 8 * 4096 };
+        let few = Few { left: AtomicUsize::new(1), ..Few::default() };
+        let asked = Arc::clone(&few.asked);
+        let ring = Ring::with_source(settings, Box::new(few));
+        let slot = ring.take(4096).expect("memory");
+        std::thread::scope(|scope| {
+            let waiters: Vec<_> = (0..3).map(|_| scope.spawn(|| ring.take(4096).map(drop))).collect();
+            until_waiting(&ring, 3);
+            assert!(ring.try_take(4096).expect("no failure").is_none());
+            assert_eq!(asked.load(Ordering::Relaxed), 2, "the slab there is, and one that could not be had");
+            drop(slot);
+            waiters.into_iter().for_each(|waiter| waiter.join().expect("no panic").expect("memory"));
+        });
+        ring.take(4096).expect("memory").lose();
+        assert_eq!(ring.take(4096).expect_err("nothing is left").kind(), ErrorKind::OutOfMemory);
+    }
+
+    #[test]
+    fn a_source_that_panics_leaves_nobody_waiting() {
+        #[derive(Debug)]
+        struct Panics(std::sync::atomic::AtomicBool);
+        impl SlabSource for Panics {
+            fn allocate(&self, len: usize) -> Result<Arc<dyn Memory>> {
+                assert!(self.0.swap(true, Ordering::Relaxed), "once");
+                HostSlabs.allocate(len)
+            }
+        }
+        let ring = Ring::with_source(RingSettings::default(), Box::new(Panics(false.into())));
+        std::thread::scope(|scope| scope.spawn(|| ring.take(4096)).join().map(drop)).expect_err("it panics");
+        ring.take(4096).expect("the next caller grows the ring");
+    }
+
+    #[test]
+    fn long_and_short_slots_taken_by_many_threads_all_come_back() {
+        const LENGTHS: [usize; 5] = [4 * 4096, 1, 3 * 4096, 4096, 2 * 4096];
+        let ring = Ring::new(RingSettings { slot_bytes: 4 * 4096, slab_bytes: 4 * 4096, bytes_max: 10 * 4096 });
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for turn in 0..2000 {
+                        // As a lane does: one that is waited for only while none is held.
+                        let first = ring.take(LENGTHS[(thread + turn) % LENGTHS.len()]).expect("memory");
+                        let second = ring.try_take(LENGTHS[turn % LENGTHS.len()]).expect("memory");
+                        assert!(second.is_none_or(|second| second.region().address() != first.region().address()));
+                    }
+                });
+            }
+        });
+        assert_eq!(ring.allocated_bytes(), 8 * 4096, "two slabs; a third would be shorter than a slot");
+        let state = ring.shared.lock();
+        assert_eq!((state.in_use, state.waiting, state.free.len()), (0, 0, state.slabs.len()));
+    }
+
+    #[test]
+    fn the_last_slab_may_be_shorter() {
+        let ring = Ring::new(RingSettings { slot_bytes: 3 * 4096, slab_bytes: 4 * 4096, bytes_max: 7 * 4096 });
+        let held = [ring.try_take(3 * 4096).expect("memory"), ring.try_take(3 * 4096).expect("memory")];
+        assert!(held.iter().all(Option::is_some));
+        assert_eq!(ring.allocated_bytes(), 7 * 4096);
+        let error = Ring::new(RingSettings { slot_bytes: 5000, ..RingSettings::default() }).take(1).expect_err("no pages");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -85,9 +85,9 @@ impl LoadOptions {
 
     /// Loads into the memory of `tensors`, which an earlier load gave and nobody needs any more, as far as it fits: that of
     /// a model of the same layout fits wholly, and then nothing is allocated. (A GPU's driver clears what it gives anew,
-    /// which takes a load out of the page cache up to a tenth of its time.) What does not fit, or what a clone of a tensor
-    /// still uses, is not touched, and freed before anything is allocated. Work on a GPU that still reads the old tensors must
-    /// have ended.
+    /// which takes a load out of the page cache up to a tenth of its time.) What does not fit, what the caller lent, and what
+    /// a clone of a tensor or a save still uses is not touched, and freed (as soon as nothing uses it) before anything is
+    /// allocated. Work on a GPU that still reads the old tensors must have ended.
     #[must_use]
     pub fn reusing(mut self, tensors: Tensors) -> Self {
         self.reuse = Some(tensors);
@@ -130,8 +130,8 @@ impl Model {
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for names, slices or buffers that do not fit the model,
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) before anything is read, and the first failure of the transfer,
-    /// naming file, offset and tensor.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the memory that is free does not do (said before anything is read, unless
+    /// others take it meanwhile), and the first failure of the transfer, naming file, offset and tensor.
     pub fn load(&self, mut options: LoadOptions) -> Result<(Tensors, Receipt)> {
         let items = self.items(&options)?;
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
@@ -142,7 +142,13 @@ impl Model {
         let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
         match gpu {
             Some(gpu) => gpu.ensure_bytes(allocated)?,
-            None => crate::storage::ensure_host_bytes(allocated + staging_bytes(allocated, options.transfer.policy))?,
+            None => {
+                let moved: u64 = items.iter().map(|item| item.bytes).sum();
+                let staged = options.transfer.policy != PathPolicy::Require(crate::io::policy::Path::Cached);
+                // Chunks of a small load are small.
+                let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
+                crate::storage::ensure_host_bytes(allocated + staging)?;
+            }
         }
         let places = places_of(&groups, items.len());
         let filled: RefCell<Vec<Buffer>> = RefCell::default();
@@ -293,13 +299,6 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     Ok(Item { entry, shape, extents, bytes: rows * bytes })
 }
 
-/// The most staging memory that a load into host memory takes beside its destination: 16 requests of at most 4 MiB in flight
-/// and as many being copied, of
-/// at most a 64th of the load each; none out of the page cache.
-fn staging_bytes(wanted: u64, policy: PathPolicy) -> u64 {
-    if policy == PathPolicy::Require(crate::io::policy::Path::Cached) { 0 } else { (wanted / 2).min(128 << 20) }
-}
-
 /// Items that share a buffer.
 struct Group {
     /// The caller's buffer or one of an earlier load, if it is not to be allocated.
@@ -324,7 +323,9 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<G
         let start = if on_gpu {
             group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT
         } else {
-            next_place(group.bytes, item.entry.extent.offset, item.bytes)
+            // A slice begins elsewhere than its tensor.
+            let offset = item.extents.first().map_or(item.entry.extent.offset, |extent| extent.offset);
+            next_place(group.bytes, offset, item.bytes)
         };
         group.bytes = start + item.bytes;
         group.places.push((number, to_usize(start)..to_usize(group.bytes)));
@@ -337,14 +338,12 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<G
     groups
 }
 
-/// Gives groups the buffers of an earlier load that have just their length. The others are freed.
+/// Gives groups the buffers of an earlier load that have just their length. The others are freed. What a caller lent is
+/// the caller's, and what is claimed may still be written to a file.
 fn reuse(groups: &mut [Group], mut buffers: Vec<Buffer>, gpu: Option<&Arc<Gpu>>) {
-    // Memory that a caller lent may begin anywhere.
     buffers.retain(|buffer| match (buffer, gpu) {
-        (Buffer::Host(buffer), None) => (buffer.address() as u64).is_multiple_of(Alignment::PAGE.bytes()),
-        (Buffer::Gpu(buffer), Some(gpu)) => {
-            buffer.gpu().ordinal() == gpu.ordinal() && buffer.address().is_multiple_of(GPU_TENSOR_ALIGNMENT)
-        }
+        (Buffer::Host(buffer), None) => buffer.is_owned_and_free(),
+        (Buffer::Gpu(buffer), Some(gpu)) => buffer.gpu().ordinal() == gpu.ordinal() && buffer.is_owned_and_free(),
         _ => false,
     });
     for group in groups.iter_mut().filter(|group| group.given.is_none()) {
@@ -442,6 +441,29 @@ mod tests {
             assert_eq!(next_place(7, offset, 1 << 20) % TENSOR_ALIGNMENT, 0);
         }
         assert_eq!(next_place(7, 4096 * 5 + 1240, 1 << 20), 1240, "as in its file, and so at a multiple of 8");
+    }
+
+    #[test]
+    fn only_memory_of_its_own_that_nothing_uses_is_given_to_the_next_load() {
+        let groups_of = |lengths: &[u64]| -> Vec<Group> {
+            lengths.iter().map(|bytes| Group { given: None, bytes: *bytes, places: Vec::new() }).collect()
+        };
+        let buffer = |len: usize| HostBuffer::new(len).expect("memory");
+        let mut groups = groups_of(&[5000, 5000, 6000, 7000]);
+        let (mut claimed, lent) = (buffer(6000), HostBuffer::from_vec(vec![0; 7000]));
+        let region = claimed.region(0..1).expect("a claim");
+        let buffers = vec![buffer(4000).into(), claimed.into(), lent.into(), buffer(5000).into()];
+        reuse(&mut groups, buffers, None);
+        assert_eq!(groups.iter().map(|group| group.given.is_some()).collect::<Vec<_>>(), [true, false, false, false]);
+        drop(region);
+    }
+
+    #[test]
+    fn a_slice_lies_in_memory_as_its_first_byte_lies_in_the_file() {
+        let tensor = entry(Dtype::F32, &[1000, 1000], 4096);
+        let item = sliced(&tensor, &slice(0, 1..1000)).expect("valid");
+        let groups = groups(&[item], vec![None], false);
+        assert_eq!(groups[0].places[0].1.start, 4000);
     }
 
     #[test]

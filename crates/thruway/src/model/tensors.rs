@@ -14,7 +14,8 @@ const DIGEST_WINDOW_BYTES: usize = 16 << 20;
 
 /// A loaded tensor. It keeps its memory alive by itself: it outlives its model, its session and its siblings.
 ///
-/// On a GPU it is aligned to 256 bytes. In host memory it is aligned as in its file, but to no less than 8 bytes.
+/// On a GPU it is aligned to 256 bytes. In host memory it is aligned as in its file, but to no less than 8 bytes. In a
+/// buffer of the caller's it begins where that does.
 ///
 /// Tensors of one file share an allocation (on a GPU of about 512 MiB, or of one larger tensor; in host memory of as
 /// much as the file's wanted tensors need), which is freed when the last of them is dropped. So one small tensor that is

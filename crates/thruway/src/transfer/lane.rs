@@ -18,7 +18,7 @@ use super::FileRef;
 use super::files::ensure_same;
 use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{Chunk, Piece, Placement};
-use crate::base::{Error, ErrorKind, Extent, Result};
+use crate::base::{Error, ErrorKind, Result};
 use crate::io::policy::{Path, PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
@@ -134,8 +134,12 @@ impl<'a, 'b> Lane<'a, 'b> {
     pub(super) fn run(mut self) -> Result<Outcome> {
         let gpu = self.shared.context.streams.as_ref().map(|streams| Arc::clone(streams.gpu()));
         let retries_before = self.engine.retries();
-        // Not every driver lets a thread without a current context queue copies.
-        let result = gpu.as_ref().map(|gpu| gpu.current()).transpose().and_then(|_current| self.drive());
+        // Not every driver lets a thread without a current context queue copies, or wait for them.
+        let current = gpu.as_ref().map(|gpu| gpu.current()).transpose();
+        let (_current, result) = match current {
+            Ok(current) => (current, self.drive()),
+            Err(error) => (None, Err(error)),
+        };
         let drained = if result.is_err() { self.abandon() } else { Ok(()) };
         self.outcome.retries = self.engine.retries() - retries_before;
         if result.is_ok() {
@@ -184,8 +188,8 @@ impl<'a, 'b> Lane<'a, 'b> {
     /// Waits for the oldest copy into a slot and submits the slot.
     fn leave(&mut self) -> Result<()> {
         // Until the copy is known to be done, the slot stays where a failure finds it.
-        if let Some((fence, ..)) = self.leaving.front_mut() {
-            self.copies.wait(fence)?;
+        if let Some((fence, _, flight)) = self.leaving.front_mut() {
+            self.copies.wait(fence).map_err(|error| self.shared.of_chunk(error, &flight.chunk))?;
         }
         match self.leaving.pop_front() {
             Some((_, request, flight)) => self.submit(request, flight),
@@ -195,8 +199,8 @@ impl<'a, 'b> Lane<'a, 'b> {
 
     /// Waits for the oldest copy out of a slot and counts it.
     fn arrived(&mut self) -> Result<()> {
-        if let Some((fence, _)) = self.arriving.front_mut() {
-            self.copies.wait(fence)?;
+        if let Some((fence, flight)) = self.arriving.front_mut() {
+            self.copies.wait(fence).map_err(|error| self.shared.of_chunk(error, &flight.chunk))?;
         }
         if let Some((_, flight)) = self.arriving.pop_front() {
             self.count(flight);
@@ -223,14 +227,14 @@ impl<'a, 'b> Lane<'a, 'b> {
 
     /// Takes what the copy engine has finished, without waiting.
     fn settle(&mut self) -> Result<()> {
-        while let Some((fence, _)) = self.arriving.front()
-            && fence.is_done()?
+        while let Some((fence, flight)) = self.arriving.front()
+            && fence.is_done().map_err(|error| self.shared.of_chunk(error, &flight.chunk))?
         {
             self.arrived()?;
         }
         while self.has_room()
-            && let Some((fence, ..)) = self.leaving.front()
-            && fence.is_done()?
+            && let Some((fence, _, flight)) = self.leaving.front()
+            && fence.is_done().map_err(|error| self.shared.of_chunk(error, &flight.chunk))?
         {
             self.leave()?;
         }
@@ -266,6 +270,7 @@ impl<'a, 'b> Lane<'a, 'b> {
         {
             for piece in pieces {
                 if let Err(error) = self.copies.hop(&piece.region, &part_of(slot, piece)) {
+                    let error = self.shared.of_chunk(error, &flight.chunk);
                     // Copies before this one may be under way, so the chunk is kept until the lane has drained.
                     self.leaving.push_back((Fence::default(), request, flight));
                     return Err(error);
@@ -278,6 +283,7 @@ impl<'a, 'b> Lane<'a, 'b> {
                     Ok(())
                 }
                 Err(error) => {
+                    let error = self.shared.of_chunk(error, &flight.chunk);
                     self.leaving.push_back((Fence::default(), request, flight));
                     Err(error)
                 }
@@ -373,6 +379,7 @@ impl<'a, 'b> Lane<'a, 'b> {
                     return Ok(());
                 }
                 Err(error) => {
+                    let error = self.shared.of_chunk(error, &flight.chunk);
                     // Copies before the one that failed may be under way, so the chunk is kept until the lane has drained.
                     self.arriving.push_back((Fence::default(), flight));
                     return Err(error);
@@ -431,15 +438,12 @@ impl<'a, 'b> Lane<'a, 'b> {
     }
 
     fn failed(&self, chunk: &Chunk, source: std::io::Error) -> Error {
-        let known = self.shared.file(chunk.file);
         let what = match (chunk.direction, source.kind()) {
             (_, std::io::ErrorKind::UnexpectedEof) => "the file ended before it should, so it was cut while it was being read",
             (Direction::Read, _) => "cannot read",
             (Direction::Write, _) => "cannot write",
         };
-        let Extent { offset, length } = chunk.extent;
-        let error = Error::from_io(what, source).with_file(&known.file.path);
-        error.with("offset", offset).with("length", length).with("engine", self.engine.name())
+        self.shared.of_chunk(Error::from_io(what, source), chunk).with("engine", self.engine.name())
     }
 }
 
@@ -447,6 +451,9 @@ impl Drop for Lane<'_, '_> {
     /// A panic in the caller's progress callback comes this way.
     fn drop(&mut self) {
         if !self.is_idle() || self.engine.in_flight() > 0 {
+            let gpu = self.shared.context.streams.as_ref().map(|streams| Arc::clone(streams.gpu()));
+            // Without a context the waiting fails, and then everything is kept.
+            let _current = gpu.as_ref().map(|gpu| gpu.current());
             // What cannot be waited for is kept for ever; a drop has nobody to tell.
             drop(self.abandon());
         }

@@ -1,8 +1,8 @@
 //! The pipeline: keeps engines, ring and copies busy at once.
 //!
 //! Each storage side that a transfer uses has one or several [lanes](super::lane): threads that each drive one engine and
-//! the copies that go with it, and that take their chunks from one queue. There is no barrier between files. The first error stops all lanes; each then waits for what it has
-//! under way, so that nothing moves any more when the caller hears of it.
+//! the copies that go with it, and that take their chunks from one queue. There is no barrier between files. The first error
+//! stops all lanes; each then waits for what it has under way, so that nothing moves any more when the caller hears of it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,6 +38,8 @@ pub struct TransferContext {
     pub copies: Mutex<Vec<Copies>>,
     /// How requests are cut.
     pub limits: Limits,
+    /// The most bytes of the ring that reads past the page cache take: those in flight, and as many being copied on.
+    pub staging_bytes: u64,
 }
 
 /// Called with the bytes moved so far, from the lanes' threads.
@@ -185,9 +187,8 @@ fn by_file(moves: Vec<Move>) -> Result<Vec<FileMoves>> {
     Ok(files)
 }
 
-/// Smaller chunks for a small transfer: enough of them to keep a drive or all lanes busy, and no more fresh staging memory
-/// than that needs. Without it a 91 MB model
-/// past the page cache would touch 88 MiB of ring.
+/// Smaller chunks for a small transfer: enough of them for a drive and for several lanes, and no more fresh staging memory
+/// than that needs.
 fn proportioned(limits: Limits, wanted: u64) -> Limits {
     const CHUNKS_MIN: u64 = 64;
     const CHUNK_BYTES_MIN: u64 = 512 << 10;
@@ -278,6 +279,12 @@ impl Shared<'_> {
         Arc::clone(&self.files.read().unwrap_or_else(PoisonError::into_inner).list[number])
     }
 
+    /// An error with the place in storage of the chunk that met it.
+    pub(super) fn of_chunk(&self, error: Error, chunk: &Chunk) -> Error {
+        let Extent { offset, length } = chunk.extent;
+        error.with_file(&self.file(chunk.file).file.path).with("offset", offset).with("length", length)
+    }
+
     /// What a file that an earlier batch reads was found to be.
     fn read_before(&self, path: &std::path::Path) -> Option<Identity> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
@@ -340,7 +347,8 @@ fn planned(batch: Batch<'_>) -> PlannedBatch<'_> {
     Box::new(move |shared: &Shared<'_>| plan_batch(shared, batch()?))
 }
 
-/// A lane that finds fewer chunks than this costs a small transfer more, in threads and staging memory, than it gains.
+/// A lane out of the page cache that finds fewer chunks than this costs a small transfer more, in threads and staging
+/// memory, than it gains.
 const CHUNKS_A_LANE_MIN: usize = 8;
 
 /// Runs the chunks of each storage side in as many lanes as its engine works best with. Of a single batch one lane runs
@@ -363,19 +371,22 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                     if chunks.is_empty() {
                         continue;
                     }
-                    let lanes_max = if alone { chunks.len().div_ceil(CHUNKS_A_LANE_MIN) } else { usize::MAX };
+                    // A lane that copies out of the page cache is for many chunks; one at a drive may be for a single one.
+                    let few = alone && *source == Source::PageCache;
+                    let lanes_max = if few { chunks.len().div_ceil(CHUNKS_A_LANE_MIN) } else { usize::MAX };
                     prefault(scope, shared, &chunks);
                     queue.add(chunks);
                     if !std::mem::replace(started, true) {
                         let mut lanes = lanes_of(shared, *source, queue, lanes_max)?;
-                        if alone && here.is_none() {
+                        let one_is_here = alone && here.is_none();
+                        if one_is_here {
                             here = lanes.pop();
                         }
                         for (number, lane) in lanes.into_iter().enumerate() {
                             match start(scope, lane) {
                                 Ok(handle) => running.push(handle),
                                 // More lanes are faster and not needed, so what cannot be had is done without.
-                                Err(_) if number > 0 => break,
+                                Err(_) if number > 0 || one_is_here => break,
                                 Err(error) => return Err(Error::from_io("cannot start an I/O thread", error)),
                             }
                         }

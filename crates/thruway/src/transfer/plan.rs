@@ -221,11 +221,11 @@ pub fn plan_file(
     chunks
 }
 
-/// Limits whose chunks are whole blocks of the file.
+/// Limits whose chunks past the page cache are whole blocks of the file.
 fn aligned(limits: Limits, facts: FileFacts) -> Limits {
     let alignment = facts.direct.map_or(Alignment::ONE, |rules| rules.offset);
-    let (chunk_bytes, drive_chunk_bytes) = (alignment.down(limits.chunk_bytes), alignment.down(limits.drive_chunk_bytes));
-    Limits { chunk_bytes, drive_chunk_bytes, segments_max: limits.segments_max.max(1), ..limits }
+    let drive_chunk_bytes = alignment.down(limits.drive_chunk_bytes);
+    Limits { drive_chunk_bytes, segments_max: limits.segments_max.max(1), ..limits }
 }
 
 /// Sorted ranges dealt into lists in which none overlaps another: nearly always one list. (Two moves may read

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! Indexes in the wild are looser than their description: `metadata` is missing, or lacks `total_size`, or has it
-//! as a float, or a wrong one. None of that keeps a model from being loaded, so none of it is refused. A name
-//! that leads out of the model's directory is: a download must not be able to point at other files.
+//! as a float, or a wrong one. None of that keeps a model from being loaded, so none of it is refused. What is no JSON, or
+//! endless, is refused, and a name that leads out of the model's directory is: a download must not be able to point at
+//! other files.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +27,7 @@ use serde_json::ser::{Formatter, PrettyFormatter};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::json::{Discard, bytes, json_error};
+use super::json::{Discard, bytes, json_error, reason};
 use crate::base::error::{Error, ErrorKind, Result, printable};
 
 /// The longest index that is read, in bytes. The largest ones of published models have about 10 MB.
@@ -142,7 +143,7 @@ fn notes(text: &RawValue) -> std::result::Result<Option<Map<String, Value>>, Str
         let (length, most) = (bytes(length as u64), bytes(INDEX_METADATA_BYTES_MAX as u64));
         return Err(format!("the metadata is too long: {length}, and the limit is {most}"));
     }
-    serde_json::from_str(text.get()).map_err(|error| format!("the metadata is no object: {error}"))
+    serde_json::from_str(text.get()).map_err(|error| format!("the metadata cannot be read: {}", reason(&error)))
 }
 
 /// What the JSON says.

@@ -66,13 +66,17 @@ impl<'de> Visitor<'de> for DiscardVisitor {
 /// The failure to read `text`, which begins at `text_offset` of its file, as `what`. The fact `offset` says where in
 /// the file reading stopped, in bytes.
 pub(super) fn json_error(what: &str, text: &str, text_offset: usize, error: &serde_json::Error) -> Error {
-    let full = error.to_string();
-    // serde_json ends its text with the place; it is given once, as a fact of its own.
-    let place = format!(" at line {} column {}", error.line(), error.column());
-    let reason = full.strip_suffix(&place).unwrap_or(&full);
+    let reason = reason(error);
     let verdict = if error.is_data() { "is not what it should be" } else { "is not valid JSON" };
-    Error::new(ErrorKind::Malformed, format!("{what} {verdict}: {}", printable(reason)))
+    Error::new(ErrorKind::Malformed, format!("{what} {verdict}: {}", printable(&reason)))
         .with("offset", text_offset + byte_position(text, error.line(), error.column()))
+}
+
+/// What serde_json says without the place, which is given once, as a fact of its own.
+pub(super) fn reason(error: &serde_json::Error) -> String {
+    let full = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    full.strip_suffix(&place).unwrap_or(&full).to_owned()
 }
 
 /// The byte position of a line and column, both counted from 1, columns in bytes.

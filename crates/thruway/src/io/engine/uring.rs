@@ -4,7 +4,6 @@
 //! Neither registered files nor registered buffers are used: at requests of 4 MiB their gain is lost in the
 //! noise (see `docs/decisions/0003-uring-without-registration.md`), and registering charges locked memory.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsRawFd;
 
@@ -51,8 +50,6 @@ pub struct Uring {
     ring: IoUring,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
-    /// Entries that the kernel has not been given yet.
-    queued: VecDeque<(usize, squeue::Entry)>,
 }
 
 // SAFETY: the raw pointers in a flight's vectors point into regions that the same flight holds; the ring is used by
@@ -74,7 +71,7 @@ impl Uring {
         let depth = depth.clamp(1, 4096);
         let ring = IoUring::builder().dontfork().build(depth).map_err(UringRefused)?;
         // A profile may allow the set-up and block the rest, so try one operation that does nothing.
-        let mut engine = Self { ring, flights: Vec::new(), free: (0..depth as usize).rev().collect(), queued: VecDeque::new() };
+        let mut engine = Self { ring, flights: Vec::new(), free: (0..depth as usize).rev().collect() };
         engine.flights.resize_with(depth as usize, || None);
         // SAFETY: a no-operation refers to no memory.
         if unsafe { engine.ring.submission().push(&opcode::Nop::new().build()) }.is_err() {
@@ -85,21 +82,8 @@ impl Uring {
         Ok(engine)
     }
 
-    /// Moves what is queued to where the kernel takes it from.
-    fn push_queued(&mut self) {
-        while let Some((_, entry)) = self.queued.front() {
-            // SAFETY: the entry points into the vectors and, through them, into the regions of a request in `flights`, where
-            // both stay until the completion is reaped, or for ever if it never comes.
-            if unsafe { self.ring.submission().push(entry) }.is_err() {
-                break;
-            }
-            self.queued.pop_front();
-        }
-    }
-
-    /// Hands what is queued to the kernel and waits for `want` completions.
+    /// Hands the kernel what it has not taken yet, and waits for `want` completions.
     fn enter(&mut self, want: usize) -> std::io::Result<()> {
-        self.push_queued();
         loop {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => return Ok(()),
@@ -120,8 +104,8 @@ impl Uring {
 
     /// Whether the kernel has requests that are not done.
     fn is_under_way(&mut self) -> bool {
-        let unsubmitted = self.queued.len() + self.ring.submission().len();
-        self.in_flight() > unsubmitted
+        let untaken = self.ring.submission().len();
+        self.in_flight() > untaken
     }
 
     /// Waits for a completion and submits nothing.
@@ -191,12 +175,16 @@ impl Engine for Uring {
         // back with the kernel's EBADF like any other failure.
         let entry = Self::entry(&request, &vectors, index)
             .unwrap_or_else(|| opcode::Fsync::new(types::Fd(-1)).build().user_data(index as u64));
-        self.queued.push_back((index, entry));
+        // SAFETY: the entry points into the vectors and, through them, into the regions of a request in `flights`, where both
+        // stay until the completion is reaped, or for ever if it never comes.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.free.push(index);
+            return Err(Box::new(request));
+        }
         self.flights[index] = Some(Flight { request, _vectors: vectors });
         // At once and one by one: of a batch the kernel holds back every request until it has prepared the last, and an
         // idle drive would wait for that (a tenth of the rate at 8 requests of 1 MiB). What the kernel does not take now, it
         // is offered again by `complete`, which reports failures.
-        self.push_queued();
         let _taken_now = self.ring.submit();
         Ok(())
     }
@@ -224,11 +212,6 @@ impl Engine for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // What the kernel has not been given is never begun.
-        for (index, _) in std::mem::take(&mut self.queued) {
-            self.flights[index] = None;
-            self.free.push(index);
-        }
         let mut done = Vec::new();
         while self.in_flight() > 0 {
             if self.enter(1).is_err() {
