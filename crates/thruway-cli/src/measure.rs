@@ -1,7 +1,9 @@
 //! The machine's limits, measured with as little between the clock and the hardware as there can be: copies in memory,
 //! reads from the page cache, and raw requests to the drive through the engines' contract.
 //!
-//! A limit is the best of its runs: it says what the machine can do, not what it did on average.
+//! A limit is the best of its runs: it says what the machine can do, not what it did on average. Only a drive that others use
+//! too can do more at one time than at another: its limit is the median of the shape of requests that does best, measured
+//! beside whatever is held against it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -75,8 +77,28 @@ pub(crate) struct Rate {
     pub(crate) gb_per_s: f64,
     /// The engine, depth and size of requests, or the number of threads.
     pub(crate) how: String,
-    /// The shape of the requests to the drive, if it was that.
-    pub(crate) shape: Option<Shape>,
+    /// The best shapes of requests, if it is a drive's rate, and what each pass of each reached: equally many of all.
+    tried: Vec<Tried>,
+}
+
+/// A shape of requests, and what its passes reached.
+#[derive(Clone, Debug)]
+struct Tried {
+    shape: Shape,
+    how: String,
+    gb_per_s: Vec<f64>,
+}
+
+impl Rate {
+    fn new(gb_per_s: f64, how: impl Into<String>) -> Self {
+        Self { gb_per_s, how: how.into(), tried: Vec::new() }
+    }
+
+    /// The rate of the shape whose median is best.
+    fn of_best(tried: Vec<Tried>) -> Option<Self> {
+        let best = tried.iter().max_by(|one, other| median(&one.gb_per_s).total_cmp(&median(&other.gb_per_s)))?;
+        Some(Self { gb_per_s: median(&best.gb_per_s), how: best.how.clone(), tried })
+    }
 }
 
 /// One limit of the machine.
@@ -90,17 +112,29 @@ pub(crate) struct Limit {
 
 impl Limit {
     pub(crate) fn known(name: &'static str, gb_per_s: f64, how: impl Into<String>) -> Self {
-        Self { name, rate: Ok(Rate { gb_per_s, how: how.into(), shape: None }) }
+        Self { name, rate: Ok(Rate::new(gb_per_s, how)) }
     }
 
-    /// Measures once more in the shape that was best.
-    fn raise(&mut self, bytes: u64, pass: &mut Pass<'_>) -> Result<()> {
-        let Ok(Rate { gb_per_s, shape: Some(shape), .. }) = &mut self.rate else { return Ok(()) };
-        if bytes > 0 {
-            let mut engine = engine(shape.depth)?;
-            *gb_per_s = best(1, bytes, || pass(&mut engine, *shape))?.max(*gb_per_s);
+    /// Measures one pass more in each shape. Gives the number of the pass.
+    fn again(&mut self, bytes: u64, pass: &mut Pass<'_>) -> Result<Option<usize>> {
+        let Ok(rate) = &mut self.rate else { return Ok(None) };
+        if bytes == 0 || rate.tried.is_empty() {
+            return Ok(None);
         }
-        Ok(())
+        for tried in &mut rate.tried {
+            let mut engine = engine(tried.shape.depth)?;
+            tried.gb_per_s.push(best(1, bytes, || pass(&mut engine, tried.shape))?);
+        }
+        if let Some(best) = Rate::of_best(std::mem::take(&mut rate.tried)) {
+            *rate = best;
+        }
+        Ok(rate.tried.first().map(|tried| tried.gb_per_s.len() - 1))
+    }
+
+    /// What a pass reached in the shape that is best of all passes.
+    pub(crate) fn of_pass(&self, number: usize) -> Option<f64> {
+        let rate = self.rate.as_ref().ok()?;
+        rate.tried.iter().find(|tried| tried.how == rate.how)?.gb_per_s.get(number).copied()
     }
 
     /// The limit as JSON.
@@ -141,7 +175,7 @@ impl Shape {
 
 impl Effort {
     /// Enough to compare with.
-    pub(crate) const QUICK: Self = Self { repeat: 1, shapes: &[shape(32, 4 << 20), shape(8, 4 << 20), shape(32, 1 << 20)] };
+    pub(crate) const QUICK: Self = Self { repeat: 1, shapes: &[shape(8, 4 << 20), shape(32, 1 << 20), shape(8, 1 << 20)] };
 
     /// A search for the drive's best.
     pub(crate) const fn thorough(repeat: u32) -> Self {
@@ -150,8 +184,8 @@ impl Effort {
             shape(16, 4 << 20),
             shape(8, 4 << 20),
             shape(4, 4 << 20),
-            shape(64, 1 << 20),
             shape(32, 1 << 20),
+            shape(16, 1 << 20),
             shape(8, 1 << 20),
             shape(64, 256 << 10),
         ];
@@ -312,14 +346,14 @@ pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit
         Ok(file) => file,
         Err(reason) => return Err(Error::new(ErrorKind::Io, reason).with_file(path)),
     };
-    let shape = fresh.as_ref().ok().and_then(|rate| rate.shape).unwrap_or(effort.shapes[0]);
-    let rewrite =
-        same_shape(bytes, effort.repeat, shape, &mut |engine, shape| pass(engine, &file, bytes, Direction::Write, shape));
+    let shape = fresh.as_ref().ok().and_then(|rate| Some(rate.tried.first()?.shape)).unwrap_or(effort.shapes[0]);
+    let rewrite = tried(bytes, effort.repeat, shape, &mut |engine, shape| pass(engine, &file, bytes, Direction::Write, shape));
+    let rewrite = rewrite.and_then(|tried| Rate::of_best(vec![tried]).ok_or_else(nothing_tried));
     let plainly = |direction| {
         let rate = best(effort.repeat.min(PLAIN_RUNS_MAX), bytes, || timed(|| plain_pass(&*file, bytes, direction)));
         let where_to = if direction == Direction::Write { ", over existing blocks" } else { "" };
         let how = format!("1 thread, {} MiB{where_to}", PLAIN_BYTES >> 20);
-        told(rate.map(|gb_per_s| Rate { gb_per_s, how, shape: None }))
+        told(rate.map(|gb_per_s| Rate::new(gb_per_s, how)))
     };
     let write_plainly = plainly(Direction::Write);
     let read = best_shape(bytes, effort, &mut |engine, shape| pass(engine, &file, bytes, Direction::Read, shape));
@@ -332,26 +366,26 @@ pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit
 /// The best of a drive is the best of all that was tried, one request at a time included.
 fn faster(best: Rate, plain: &Result<Rate, String>) -> Rate {
     match plain {
-        Ok(plain) if plain.gb_per_s > best.gb_per_s => Rate { shape: best.shape, ..plain.clone() },
+        Ok(plain) if plain.gb_per_s > best.gb_per_s => plain.clone(),
         _ => best,
     }
 }
 
-/// Reads a file once more past the page cache, in the shape that was best, and raises the limit if that was faster: so
-/// that a limit and what is held against it were measured at the same time, on the same blocks.
-pub(crate) fn read_again(limit: &mut Limit, path: &Path) -> Result<()> {
+/// Reads a file once more past the page cache, in the shapes that were best: so that a limit and what is held against it are
+/// measured at the same time, on the same blocks. Gives the number of the pass, by which [`Limit::of_pass`] knows it.
+pub(crate) fn read_again(limit: &mut Limit, path: &Path) -> Result<Option<usize>> {
     let bytes = whole_requests(OsNamespace.metadata(path)?.length);
-    let Ok(file) = direct_file(path, Access::Read) else { return Ok(()) };
-    limit.raise(bytes, &mut |engine, shape| pass(engine, &file, bytes, Direction::Read, shape))
+    let Ok(file) = direct_file(path, Access::Read) else { return Ok(None) };
+    limit.again(bytes, &mut |engine, shape| pass(engine, &file, bytes, Direction::Read, shape))
 }
 
 /// As [`read_again`], writing a fresh file of `bytes` at `path`, which is removed.
-pub(crate) fn write_again(limit: &mut Limit, path: &Path, bytes: u64) -> Result<()> {
+pub(crate) fn write_again(limit: &mut Limit, path: &Path, bytes: u64) -> Result<Option<usize>> {
     let bytes = whole_requests(bytes);
     OsNamespace.create(path)?;
-    let raised = limit.raise(bytes, &mut |engine, shape| fresh_pass(engine, path, bytes, shape));
+    let number = limit.again(bytes, &mut |engine, shape| fresh_pass(engine, path, bytes, shape));
     OsNamespace.remove(path)?;
-    raised
+    number
 }
 
 /// So many bytes as whole requests of every shape make up.
@@ -402,26 +436,30 @@ fn plain_pass(file: &dyn File, bytes: u64, direction: Direction) -> Result<()> {
 /// One pass of requests of a shape; gives its seconds.
 type Pass<'a> = dyn FnMut(&mut dyn Engine, Shape) -> Result<f64> + 'a;
 
-/// The best rate of all shapes; the best shape is tried as often as the effort says.
+/// The best rate of all shapes. Each is tried once, and the best of them as often as the effort says.
 fn best_shape(bytes: u64, effort: Effort, pass: &mut Pass<'_>) -> Result<Rate, String> {
-    let mut found: Option<Rate> = None;
+    /// So many are not told apart by one pass on a drive whose rate varies.
+    const SHAPES_KEPT: usize = 3;
+    let mut found = Vec::new();
     for shape in effort.shapes {
-        let rate = same_shape(bytes, 1, *shape, pass)?;
-        if found.as_ref().is_none_or(|best| rate.gb_per_s > best.gb_per_s) {
-            found = Some(rate);
-        }
+        found.push(tried(bytes, 1, *shape, pass)?);
     }
-    let Some((first, shape)) = found.and_then(|rate| Some((rate.clone(), rate.shape?))) else {
-        return Err("no shape of requests was tried".to_owned());
-    };
-    let again = same_shape(bytes, effort.repeat - 1, shape, pass)?;
-    Ok(Rate { gb_per_s: first.gb_per_s.max(again.gb_per_s), ..first })
+    found.sort_by(|one, other| median(&other.gb_per_s).total_cmp(&median(&one.gb_per_s)));
+    found.truncate(SHAPES_KEPT);
+    for one in &mut found {
+        one.gb_per_s.extend(tried(bytes, effort.repeat - 1, one.shape, pass)?.gb_per_s);
+    }
+    Rate::of_best(found).ok_or_else(nothing_tried)
 }
 
-fn same_shape(bytes: u64, repeat: u32, shape: Shape, pass: &mut Pass<'_>) -> Result<Rate, String> {
+fn nothing_tried() -> String {
+    "no shape of requests was tried".to_owned()
+}
+
+fn tried(bytes: u64, passes: u32, shape: Shape, pass: &mut Pass<'_>) -> Result<Tried, String> {
     let mut engine = told(engine(shape.depth))?;
-    let gb_per_s = told(best(repeat, bytes, || pass(&mut engine, shape)))?;
-    Ok(Rate { gb_per_s, how: shape.describe(&engine), shape: Some(shape) })
+    let rates: Result<Vec<f64>> = (0..passes).map(|_| best(1, bytes, || pass(&mut engine, shape))).collect();
+    Ok(Tried { shape, how: shape.describe(&engine), gb_per_s: told(rates)? })
 }
 
 /// io_uring, or threads where the kernel does not allow it.

@@ -54,6 +54,8 @@ pub(crate) struct Roof<'a> {
     pub(crate) met: &'a [&'a str],
     /// What it reached, if it is to be had.
     pub(crate) gb_per_s: Option<f64>,
+    /// How much that is of the lowest.
+    pub(crate) ratio: Option<f64>,
 }
 
 impl Roof<'_> {
@@ -66,10 +68,6 @@ impl Roof<'_> {
         bound(self.met, limits).map(|(limit, _)| Resource::of(limit.name))
     }
 
-    fn ratio(&self, limits: &[Limit]) -> Option<f64> {
-        Some(self.gb_per_s? / bound(self.met, limits)?.1)
-    }
-
     /// As JSON; limits that the way does not meet are null.
     pub(crate) fn to_json(&self, limits: &[Limit]) -> Value {
         json!({
@@ -79,7 +77,7 @@ impl Roof<'_> {
             "pcie_gb_per_s": self.rate_of(Resource::Pcie, limits),
             "bound_by": self.bound_by(limits).map(Resource::name),
             "gb_per_s": self.gb_per_s,
-            "ratio": self.ratio(limits),
+            "ratio": self.ratio,
         })
     }
 }
@@ -93,7 +91,7 @@ pub(crate) fn roofline(roofs: &[Roof<'_>], limits: &[Limit]) -> Vec<String> {
         let mut row = vec![roof.name.to_owned()];
         row.extend(Resource::ALL.map(|resource| figure(roof.rate_of(resource, limits))));
         row.push(roof.bound_by(limits).map_or("–", Resource::name).to_owned());
-        row.extend([figure(roof.gb_per_s), figure(roof.ratio(limits))]);
+        row.extend([figure(roof.gb_per_s), figure(roof.ratio)]);
         rows.push(row);
     }
     table(&rows, &[1, 2, 3, 5, 6])
@@ -108,7 +106,7 @@ mod tests {
         let unknown = Limit { name: limit::CACHE_ALL_WARM, rate: Err("no".to_owned()) };
         let limits = [Limit::known(limit::READ, 2.0, "a"), Limit::known(limit::TO_GPU, 50.0, "b"), unknown];
         let met = [limit::READ, limit::TO_GPU, limit::CACHE_ALL_WARM];
-        let roof = Roof { name: "a way", met: &met, gb_per_s: Some(1.5) };
+        let roof = Roof { name: "a way", met: &met, gb_per_s: Some(1.5), ratio: Some(0.75) };
         let object = roof.to_json(&limits);
         assert_eq!(
             (&object["bound_by"], &object["ratio"], &object["memory_gb_per_s"]),

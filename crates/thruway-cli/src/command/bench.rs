@@ -97,6 +97,8 @@ struct Run {
     cpu_seconds: f64,
     retries: u64,
     way: Option<Way>,
+    /// The pass of the drive's limit that was measured right before.
+    pass: Option<usize>,
 }
 
 /// The path that most bytes took, its engine and the reason.
@@ -115,7 +117,7 @@ impl Run {
             engine: part.engine.to_string(),
             reason: part.reason.to_string(),
         });
-        Self { bytes: receipt.bytes, seconds, cpu_seconds: receipt.cpu_seconds, retries: receipt.retries, way }
+        Self { bytes: receipt.bytes, seconds, cpu_seconds: receipt.cpu_seconds, retries: receipt.retries, way, pass: None }
     }
 }
 
@@ -145,8 +147,17 @@ impl Measured {
         Some(gb_per_s(self.bytes, self.seconds()?))
     }
 
-    fn roof(&self) -> Roof<'_> {
-        Roof { name: self.case.name, met: self.case.met, gb_per_s: self.rate() }
+    /// How near the runs came to the limit that bounds them. A drive's was measured beside each, so then it is the median
+    /// of what each run reached of it.
+    fn ratio(&self, limits: &[Limit]) -> Option<f64> {
+        let (limit, bound) = bound(self.case.met, limits)?;
+        let of_pass = |run: &Run| Some(gb_per_s(self.bytes, run.seconds) / limit.of_pass(run.pass?)?);
+        let beside: Option<Vec<f64>> = self.runs.as_ref().ok()?.iter().map(of_pass).collect();
+        beside.filter(|ratios| !ratios.is_empty()).map(|ratios| median(&ratios)).or_else(|| Some(self.rate()? / bound))
+    }
+
+    fn roof(&self, limits: &[Limit]) -> Roof<'_> {
+        Roof { name: self.case.name, met: self.case.met, gb_per_s: self.rate(), ratio: self.ratio(limits) }
     }
 
     fn last(&self) -> Option<&Run> {
@@ -182,7 +193,8 @@ pub(super) fn run(args: &BenchArgs, output: &Output) -> Result<Outcome> {
     let mut bench = Bench::new(session, scratch.path(), args, output)?;
     let results = bench.measure_all(cases)?;
     let wrong = bench.check()?;
-    let (limits, roofs) = (&bench.limits, results.iter().map(Measured::roof).collect::<Vec<Roof<'_>>>());
+    let limits = &bench.limits;
+    let roofs: Vec<Roof<'_>> = results.iter().map(|result| result.roof(limits)).collect();
     limit_table(limits).into_iter().try_for_each(|line| output.line(line))?;
     output.line("")?;
     result_table(&results, limits).into_iter().try_for_each(|line| output.line(line))?;
@@ -252,9 +264,9 @@ impl<'a> Bench<'a> {
         }
         let mut runs = Ok(Vec::new());
         for _ in 0..self.repeat {
-            self.measure_limit_again(case)?;
+            let pass = self.measure_limit_again(case)?;
             match (self.once(case)?, &mut runs) {
-                (Ok(run), Ok(runs)) => runs.push(run),
+                (Ok(run), Ok(runs)) => runs.push(Run { pass, ..run }),
                 (Err(reason), _) => {
                     runs = Err(reason);
                     break;
@@ -266,16 +278,18 @@ impl<'a> Bench<'a> {
         Ok(Measured { case, bytes, runs })
     }
 
-    /// Drives are not equally fast at all times, so their limit is measured again beside each run that it bounds.
-    fn measure_limit_again(&mut self, case: Case) -> Result<()> {
+    /// Drives are not equally fast at all times, so their limit is measured again beside each run that it bounds. Gives the
+    /// number of the pass.
+    fn measure_limit_again(&mut self, case: Case) -> Result<Option<usize>> {
+        let mut pass = None;
         for limit in self.limits.iter_mut().filter(|limit| case.met.contains(&limit.name)) {
             match limit.name {
-                limit::READ => measure::read_again(limit, &self.path)?,
-                limit::WRITE => measure::write_again(limit, &self.path.with_extension("limit"), self.bytes)?,
+                limit::READ => pass = measure::read_again(limit, &self.path)?,
+                limit::WRITE => pass = measure::write_again(limit, &self.path.with_extension("limit"), self.bytes)?,
                 _ => {}
             }
         }
-        Ok(())
+        Ok(pass)
     }
 
     /// One run. The inner `Err` says why this case cannot be had here.
@@ -374,7 +388,7 @@ fn result_table(results: &[Measured], limits: &[Limit]) -> Vec<String> {
         };
         let bound = bound(result.case.met, limits);
         let limit = bound.map_or("–", |(limit, _)| limit.name).to_owned();
-        let ratio = result.rate().zip(bound).map(|(rate, (_, bound))| rate / bound);
+        let ratio = result.ratio(limits);
         let name = result.case.name.to_owned();
         rows.push(vec![name, figure(result.rate()), figure(result.cpu_seconds()), figure(ratio), limit, way]);
     }
@@ -399,6 +413,6 @@ fn object(result: &Measured, limits: &[Limit]) -> Value {
         "engine": way.map(|way| &way.engine),
         "reason": result.runs.as_ref().err().or(way.map(|way| &way.reason)),
         "limit": bound.map(|(limit, _)| limit.name),
-        "ratio": result.rate().zip(bound).map(|(rate, (_, bound))| rate / bound),
+        "ratio": result.ratio(limits),
     })
 }

@@ -91,6 +91,20 @@ impl HostBlock {
     }
 }
 
+/// Asks the kernel for the pages that lie wholly within a range, so that whoever writes there does not wait for each. Where
+/// the kernel cannot (before Linux 5.14), or the memory is no mapping of ordinary pages, nothing happens.
+///
+/// # Safety
+/// The range is valid for writes.
+pub(super) unsafe fn prefault(address: usize, len: usize) {
+    let page = 4096;
+    let (start, end) = (address.next_multiple_of(page), (address + len) / page * page);
+    if start < end {
+        // SAFETY: promised by the caller; populating changes no byte.
+        let _advice_only = unsafe { rustix::mm::madvise(start as *mut c_void, end - start, Advice::LinuxPopulateWrite) };
+    }
+}
+
 impl Drop for HostBlock {
     fn drop(&mut self) {
         if let Owner::Mapping { base, len } = self.owner {

@@ -207,16 +207,9 @@ impl Region {
     /// Asks the kernel for the region's pages now, so that whoever writes to them does not wait for each. Where the kernel
     /// cannot (before Linux 5.14), or the memory is no mapping of ordinary pages, nothing happens.
     pub fn prefault(&self) {
-        if self.access != Access::Writable || self.memory.kind() != MemoryKind::Host {
-            return;
-        }
-        let page = 4096;
-        let (start, end) = (self.address().next_multiple_of(page), (self.address() + self.len) / page * page);
-        if start < end {
-            // SAFETY: the range lies within the block, which is valid for writes; populating does not change its content.
-            let _advice_only = unsafe {
-                rustix::mm::madvise(start as *mut std::ffi::c_void, end - start, rustix::mm::Advice::LinuxPopulateWrite)
-            };
+        if self.access == Access::Writable && self.memory.kind() == MemoryKind::Host {
+            // SAFETY: the range lies within the block, which is valid for writes (contract of `Memory`).
+            unsafe { super::host::prefault(self.address(), self.len) }
         }
     }
 

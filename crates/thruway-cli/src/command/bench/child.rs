@@ -46,5 +46,6 @@ fn run(object: &Value) -> Option<Run> {
         cpu_seconds: first["cpu_seconds"].as_f64()?,
         retries: object["retries"].as_u64()?,
         way: way.map(|part| Way { path: text(part, "path"), engine: text(part, "engine"), reason: text(part, "reason") }),
+        pass: None,
     })
 }
