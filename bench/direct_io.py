@@ -29,7 +29,7 @@ class Shape:
         return f"{self.depth} x {self.chunk >> 10} KiB"
 
 
-SHAPES = (Shape(32, 4 << 20), Shape(16, 4 << 20), Shape(4, 4 << 20), Shape(16, 1 << 20), Shape(8, 1 << 20))
+SHAPES = (Shape(32, 4 << 20), Shape(4, 4 << 20), Shape(16, 1 << 20), Shape(8, 1 << 20), Shape(16, 512 << 10))
 
 
 def _in_threads(depth: int, chunk: int, jobs: list[tuple[int, int, int]], one: Callable, keep: bool = False) -> float:

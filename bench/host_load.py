@@ -44,7 +44,7 @@ from harness import Bar, StepError, Suite, middle, run, say, spread
 PIECE_BYTES = 4 << 20
 # 38 float32 tensors, 2.0 GB: numpy knows no bfloat16, so the reference could not read a bfloat16 model.
 GENERATED_SCALE = 22.0
-SHAPES = (Shape(32, 4 << 20), Shape(16, 4 << 20), Shape(8, 4 << 20), Shape(16, 1 << 20))
+SHAPES = (Shape(8, 4 << 20), Shape(16, 1 << 20), Shape(16, 512 << 10), Shape(32, 512 << 10))
 # The best shape for one buffer a thread.
 RECYCLED = Shape(4, 4 << 20)
 # Smaller models are not a matter of rate.

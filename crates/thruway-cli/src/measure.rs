@@ -175,18 +175,17 @@ impl Shape {
 
 impl Effort {
     /// Enough to compare with.
-    pub(crate) const QUICK: Self = Self { repeat: 1, shapes: &[shape(8, 4 << 20), shape(32, 1 << 20), shape(8, 1 << 20)] };
+    pub(crate) const QUICK: Self = Self { repeat: 1, shapes: &[shape(8, 4 << 20), shape(32, 1 << 20), shape(16, 512 << 10)] };
 
     /// A search for the drive's best.
     pub(crate) const fn thorough(repeat: u32) -> Self {
         const SHAPES: &[Shape] = &[
             shape(32, 4 << 20),
-            shape(16, 4 << 20),
             shape(8, 4 << 20),
-            shape(4, 4 << 20),
             shape(32, 1 << 20),
-            shape(16, 1 << 20),
             shape(8, 1 << 20),
+            shape(16, 512 << 10),
+            shape(8, 512 << 10),
             shape(64, 256 << 10),
         ];
         Self { repeat, shapes: SHAPES }

@@ -42,7 +42,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             chunk_bytes: 4 << 20,
-            drive_chunk_bytes: 1 << 20,
+            drive_chunk_bytes: 512 << 10,
             segments_max: 256,
             straight_bytes_min: 256 << 10,
             gap_bytes_max: 64 << 10,

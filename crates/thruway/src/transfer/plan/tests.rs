@@ -174,7 +174,7 @@ fn a_large_tensor_goes_straight_but_for_its_ends() {
     let straight: u64 = chunks.iter().filter(|c| matches!(c.placement, Placement::Straight(_))).map(|c| c.wanted).sum();
     let staged: u64 = chunks.iter().filter(|c| matches!(c.placement, Placement::ThroughRing(_))).map(|c| c.wanted).sum();
     assert_eq!((straight, staged), ((2 << 20) - 4096, 4096));
-    assert_eq!(chunks.len(), 4, "the ends, and two requests of at most 1 MiB");
+    assert_eq!(chunks.len(), 6, "the ends, and four requests of at most 512 KiB");
 }
 
 #[test]
