@@ -196,6 +196,10 @@ impl Engine for Uring {
         let before = done.len();
         loop {
             let want = usize::from(wait == Wait::ForOne && !self.has_completions());
+            if want == 0 && self.ring.submission().is_empty() {
+                self.reap(done);
+                return Ok(());
+            }
             self.enter(want).map_err(|source| Error::from_io("io_uring failed", source).with("engine", "uring"))?;
             self.reap(done);
             // A call that submitted something reports that, even if a signal then ended its waiting.
