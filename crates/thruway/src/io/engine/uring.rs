@@ -1,7 +1,7 @@
 //! io_uring: many requests in flight from one thread, with hardly any CPU. The way to a drive past the page
 //! cache.
 //!
-//! Neither registered files nor registered buffers are used: at requests of 4 MiB their gain is lost in the
+//! Neither registered files nor registered buffers are used: at the size of our requests their gain is lost in the
 //! noise (see `docs/decisions/0003-uring-without-registration.md`), and registering charges locked memory.
 
 use std::fmt;
@@ -183,7 +183,7 @@ impl Engine for Uring {
         }
         self.flights[index] = Some(Flight { request, _vectors: vectors });
         // At once and one by one: of a batch the kernel holds back every request until it has prepared the last, and an
-        // idle drive would wait for that (a tenth of the rate at 8 requests of 1 MiB). What the kernel does not take now, it
+        // idle drive would wait for that (docs/decisions/0005-requests-to-a-drive.md). What the kernel does not take now, it
         // is offered again by `complete`, which reports failures.
         let _taken_now = self.ring.submit();
         Ok(())
