@@ -1,8 +1,10 @@
 //! SIGINT and SIGTERM: the first cancels what is under way, so that nothing half made is left; the second ends at once.
+//! SIGXFSZ (a file longer than `ulimit -f` allows) ends nothing: the write fails, and that is reported as any other failure.
 
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use thruway::{Cancel, Error, ErrorKind, Result};
 
@@ -26,6 +28,8 @@ pub(crate) fn check() -> Result<()> {
 
 /// Listens from now on. Where that cannot be, a signal ends the process as it always did.
 pub(crate) fn listen() {
+    // Nobody asks whether it came: the call that met the limit says so.
+    drop(signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))));
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
     let cancel = cancel();
     let listener = move || {

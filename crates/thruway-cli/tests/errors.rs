@@ -47,6 +47,21 @@ fn a_named_pipe_is_refused_and_never_waited_for() {
 }
 
 #[test]
+fn a_limit_on_the_length_of_files_is_an_error_and_leaves_nothing() {
+    let directory = scratch();
+    save(&directory.path().join("x"), &TENSORS, 1);
+    let limited = r#"ulimit -f 8; exec "$0" "$@""#;
+    let thruway = env!("CARGO_BIN_EXE_thruway");
+    let done = Command::new("sh").args(["-c", limited, thruway, "copy", "x", "copy"]).current_dir(directory.path()).output();
+    let done = done.expect("run");
+    let told = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{told}");
+    assert!(told.contains("File too large"), "{told}");
+    let left: Vec<_> = std::fs::read_dir(directory.path()).expect("list").flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["x"]);
+}
+
+#[test]
 fn a_malformed_file_is_called_so() {
     let directory = scratch();
     std::fs::write(directory.path().join("x"), b"\x08\0\0\0\0\0\0\0{\"a\":1} ").expect("write");
