@@ -184,14 +184,15 @@ impl<'a, 'b> Lane<'a, 'b> {
         }
     }
 
-    /// How many chunks may be under way. An engine that works by itself is kept busy while what it has done still waits to be
-    /// copied: completions come in bursts, and a drive that waits for the copies of a burst lost a quarter of its rate. In
-    /// host memory these copies are this thread's work, and take long.
+    /// How many chunks may be under way if the next is started. An engine that works by itself is kept busy while what it has
+    /// done still waits to be copied: completions come in bursts, and a drive that waits for the copies of a burst lost a
+    /// quarter of its rate. In host memory these copies are this thread's work, and take long.
     fn under_way_max(&self) -> usize {
-        match (self.engine.capabilities().depth, &self.shared.context.streams) {
-            (1, _) => UNDER_WAY_EACH,
-            (depth, Some(_)) => depth / 4 + UNDER_WAY_BESIDE_GPU,
-            (depth, None) => 2 * depth,
+        let to_or_from_gpu = self.next.as_ref().is_some_and(Chunk::is_staged_for_gpu);
+        match self.engine.capabilities().depth {
+            1 => UNDER_WAY_EACH,
+            depth if to_or_from_gpu => depth / 4 + UNDER_WAY_BESIDE_GPU,
+            depth => 2 * depth,
         }
     }
 
@@ -202,8 +203,7 @@ impl<'a, 'b> Lane<'a, 'b> {
 
     /// Whether the next chunk begins with a copy from a GPU, and needs the engine only later.
     fn begins_with_a_copy(&self) -> bool {
-        let leaves = |chunk: &Chunk| matches!(chunk.placement, Placement::ThroughRing(_)) && chunk.direction == Direction::Write;
-        self.shared.context.streams.is_some() && self.next.as_ref().is_some_and(leaves)
+        self.next.as_ref().is_some_and(|chunk| chunk.direction == Direction::Write && chunk.is_staged_for_gpu())
     }
 
     /// Waits for the oldest copy into a slot and submits the slot.

@@ -101,6 +101,12 @@ pub struct Piece {
 }
 
 impl Chunk {
+    /// Whether some of its bytes pass through the ring on their way to or from memory that only a copy engine reaches.
+    pub fn is_staged_for_gpu(&self) -> bool {
+        let gpu = |piece: &Piece| !piece.region.kind().is_host_accessible();
+        matches!(&self.placement, Placement::ThroughRing(pieces) if pieces.iter().any(gpu))
+    }
+
     /// The same bytes as moves, to be planned again another way.
     pub fn wanted_pieces(&self) -> Vec<(Extent, Region)> {
         let (mut offset, mut pieces) = (self.extent.offset, Vec::new());
