@@ -17,7 +17,7 @@ Examples:
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
 Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
-130 stopped by SIGINT or SIGTERM.
+130 stopped by SIGINT, SIGTERM or SIGHUP.
 A path that begins with a dash goes behind `--`.";
 
 /// Moves tensors between storage and memory by the shortest path the machine has, and says which path it took.

@@ -124,7 +124,13 @@ fn both_ways(gpu: &Arc<Gpu>, there: &mut End, back: &mut End, bytes: usize) -> R
         Ok(begun.elapsed().as_secs_f64())
     };
     let (up, down): (Result<f64>, Result<f64>) = std::thread::scope(|scope| {
-        let up = scope.spawn(|| lane(there, Way::ToGpu));
+        let up = std::thread::Builder::new().spawn_scoped(scope, || lane(there, Way::ToGpu));
+        let up = match up {
+            Ok(up) => up,
+            Err(error) => {
+                return (Err(Error::from_io("no thread is to be had to measure both ways at once with", error)), Ok(0.0));
+            }
+        };
         let down = lane(back, Way::FromGpu);
         (up.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), down)
     });

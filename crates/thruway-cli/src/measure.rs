@@ -6,7 +6,7 @@
 //! beside whatever is held against it.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -197,6 +197,24 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// Does the jobs at once, each on a thread of its own, one of them on the caller's; where the system refuses threads, one
+/// after the other. Gives their results in any order.
+pub(crate) fn at_once<T: Send, F: FnOnce() -> T + Send>(jobs: impl Iterator<Item = F>) -> Vec<T> {
+    let jobs: Vec<F> = jobs.collect();
+    let helpers = jobs.len().saturating_sub(1);
+    let left = Mutex::new(jobs);
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let work = || std::iter::from_fn(|| next().map(|job| job())).collect::<Vec<T>>();
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (0..helpers).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let mut done = work();
+        for helper in helpers {
+            done.extend(helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        done
+    })
+}
+
 /// A number of bytes as an index; saturating, so that what does not fit is refused by whoever allocates.
 pub(crate) fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -235,11 +253,7 @@ pub(crate) fn memory_copy(bytes: u64, repeat: u32) -> Result<Vec<Limit>> {
         let stripe = bytes.div_ceil(threads);
         best(repeat.max(2), bytes as u64, || {
             timed(|| {
-                std::thread::scope(|scope| {
-                    for (to, from) in to.chunks_mut(stripe).zip(from.chunks(stripe)) {
-                        scope.spawn(|| to.copy_from_slice(from));
-                    }
-                });
+                at_once(to.chunks_mut(stripe).zip(from.chunks(stripe)).map(|(to, from)| || to.copy_from_slice(from)));
                 Ok(())
             })
         })
@@ -284,29 +298,21 @@ pub(crate) fn page_cache(path: &Path, repeat: u32) -> Result<Vec<Limit>> {
 fn read_and_forget(file: &dyn File, target: &mut HostBuffer, bytes: u64, threads: usize) -> Result<()> {
     let stripe = bytes.div_ceil(threads as u64).next_multiple_of(PLAIN_BYTES as u64);
     let pieces = target.bytes_mut()?.chunks_mut(PLAIN_BYTES);
-    std::thread::scope(|scope| {
-        let starts = (0..bytes).step_by(to_usize(stripe));
-        let readers: Vec<_> = std::iter::zip(starts, pieces)
-            .map(|(start, piece)| {
-                scope.spawn(move || {
-                    let end = (start + stripe).min(bytes);
-                    (start..end).step_by(PLAIN_BYTES).try_for_each(|offset| read_plainly(file, piece, offset))
-                })
-            })
-            .collect();
-        readers.into_iter().try_for_each(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })
+    let starts = (0..bytes).step_by(to_usize(stripe));
+    let readers = std::iter::zip(starts, pieces).map(|(start, piece)| {
+        move || {
+            let end = (start + stripe).min(bytes);
+            (start..end).step_by(PLAIN_BYTES).try_for_each(|offset| read_plainly(file, piece, offset))
+        }
+    });
+    at_once(readers).into_iter().collect()
 }
 
 /// Fills `target` from the file's start, each thread its own stripe.
 fn read_striped(file: &dyn File, target: &mut [u8], threads: usize) -> Result<()> {
     let stripe = target.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
-        let stripes = target.chunks_mut(stripe).enumerate();
-        let readers: Vec<_> =
-            stripes.map(|(number, target)| scope.spawn(move || read_plainly(file, target, (number * stripe) as u64))).collect();
-        readers.into_iter().try_for_each(|reader| reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })
+    let stripes = target.chunks_mut(stripe).enumerate();
+    at_once(stripes.map(|(number, target)| move || read_plainly(file, target, (number * stripe) as u64))).into_iter().collect()
 }
 
 /// Call after call, as `dd` does it. Stops at the end of the file.

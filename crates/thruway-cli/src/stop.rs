@@ -1,10 +1,10 @@
-//! SIGINT and SIGTERM: the first cancels what is under way, so that nothing half made is left; the second ends at once.
+//! SIGINT, SIGTERM and SIGHUP: the first cancels what is under way, so that nothing half made is left; the second ends at once.
 //! SIGXFSZ (a file longer than `ulimit -f` allows) ends nothing: the write fails, and that is reported as any other failure.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use thruway::{Cancel, Error, ErrorKind, Result};
 
@@ -31,6 +31,10 @@ pub(crate) fn listen() {
     // Nobody asks whether it came: the call that met the limit says so.
     drop(signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))));
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
+    if !is_ignored(SIGHUP) {
+        // Without it a lost terminal ends the process as it always did.
+        drop(signals.add_signal(SIGHUP));
+    }
     let cancel = cancel();
     let listener = move || {
         for _ in signals.forever() {
@@ -42,4 +46,26 @@ pub(crate) fn listen() {
     };
     // Without the thread the first signal would go unheard; the process cannot have started others either then.
     drop(std::thread::Builder::new().name("signals".to_owned()).spawn(listener));
+}
+
+/// Whether the process was started with a signal ignored, as `nohup` does with SIGHUP: then it stays so.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::{SIGCHLD, SIGPIPE};
+
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_known() {
+        // Rust's start-up code ignores SIGPIPE.
+        assert!(is_ignored(SIGPIPE));
+        assert!(!is_ignored(SIGCHLD));
+    }
 }

@@ -9,7 +9,7 @@ use thruway::format::safetensors::Dtype;
 use thruway::memory::{Copies, CopyStreams};
 use thruway::{Alignment, Buffer, Error, ErrorKind, GpuBuffer, HostBuffer, Result, Source};
 
-use crate::measure::{processors, to_usize};
+use crate::measure::{at_once, processors, to_usize};
 
 /// The bytes that one thread fills at a time; each such piece has a seed of its own.
 const PIECE_BYTES: usize = 1 << 20;
@@ -147,15 +147,13 @@ fn plan(bytes: u64) -> Vec<Planned> {
 /// Fills `bytes` with numbers that look random and depend on their place alone.
 pub(crate) fn fill(bytes: &mut [u8]) {
     let stripe = bytes.len().div_ceil(processors()).next_multiple_of(PIECE_BYTES).max(PIECE_BYTES);
-    std::thread::scope(|scope| {
-        for (number, stripe_bytes) in bytes.chunks_mut(stripe).enumerate() {
-            scope.spawn(move || {
-                for (piece, bytes) in stripe_bytes.chunks_mut(PIECE_BYTES).enumerate() {
-                    fill_piece(bytes, (number * (stripe / PIECE_BYTES) + piece) as u64);
-                }
-            });
+    at_once(bytes.chunks_mut(stripe).enumerate().map(|(number, stripe_bytes)| {
+        move || {
+            for (piece, bytes) in stripe_bytes.chunks_mut(PIECE_BYTES).enumerate() {
+                fill_piece(bytes, (number * (stripe / PIECE_BYTES) + piece) as u64);
+            }
         }
-    });
+    }));
 }
 
 /// SplitMix64, seeded by the number of the piece.

@@ -9,7 +9,7 @@ use common::{command, scratch};
 
 #[test]
 fn a_signal_ends_the_command_with_130_and_removes_what_it_made() {
-    for signal in ["-INT", "-TERM"] {
+    for signal in ["-INT", "-TERM", "-HUP"] {
         let directory = scratch();
         let entries = || std::fs::read_dir(directory.path()).expect("list").count();
         let mut child = command(directory.path())

@@ -113,6 +113,11 @@ fn io_uring_works_without_its_registrations() {
 }
 
 #[test]
+fn without_a_single_thread_more_everything_is_done_on_the_callers() {
+    with_denied(libc::EAGAIN, &[libc::SYS_clone3, libc::SYS_clone]);
+}
+
+#[test]
 fn an_old_kernel_without_the_newer_calls_does_as_well() {
     with_denied(libc::ENOSYS, &[libc::SYS_statx]);
     with_denied(libc::ENOSYS, &[SYS_CACHESTAT]);

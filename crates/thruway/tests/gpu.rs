@@ -212,6 +212,20 @@ fn a_load_into_the_memory_of_an_earlier_one_allocates_nothing_and_leaves_what_is
     fake.assert_clean();
 }
 
+#[test]
+fn lanes_that_wait_for_memory_which_another_lost_do_not_hide_its_failure() {
+    let directory = scratch();
+    let path = model_file(&directory);
+    let settings = Settings { threads: 7, chunk_bytes: 64 << 10, drive_chunk_bytes: 64 << 10, ring_bytes: 64 << 10, ..SETTINGS };
+    for _ in 0..20 {
+        let fake = FakeCuda::start("DELAY_US=0..50; FAIL_LATE=cuMemcpyHtoDAsync:3:ILLEGAL_ADDRESS");
+        let session = Session::builder().device(Device::Cuda(0)).cuda_library(fake.path()).settings(settings).build();
+        let error = session.and_then(|session| load(&session, &path, "cached")).expect_err("a copy failed");
+        assert_eq!(error.kind(), ErrorKind::Gpu, "{error}");
+        assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");
+    }
+}
+
 /// Every driver function that a transfer calls, with a call number beyond its last use.
 const CALLS: [&str; 11] = [
     "cuCtxPushCurrent",

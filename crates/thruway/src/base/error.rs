@@ -209,7 +209,10 @@ fn classify(source: &std::io::Error) -> (ErrorKind, Option<&'static str>) {
         Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
             (ErrorKind::PermissionDenied, Some("check the owner and mode of the file and of each directory above it"))
         }
-        Some(libc::EEXIST | libc::ENOTEMPTY) => (ErrorKind::AlreadyExists, None),
+        Some(libc::EEXIST | libc::ENOTEMPTY) => (
+            ErrorKind::AlreadyExists,
+            Some("something was put there meanwhile: look at it, then move it away or choose another name"),
+        ),
         Some(libc::ENOSPC | libc::EDQUOT) => {
             (ErrorKind::NoSpace, Some("free space on that filesystem (`df -h`, `quota`), or write elsewhere"))
         }

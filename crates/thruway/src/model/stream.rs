@@ -7,6 +7,7 @@ use super::open::Model;
 use crate::base::{Extent, Result};
 use crate::io::Direction;
 use crate::memory::HostBuffer;
+use crate::storage::{available_host_bytes, ensure_host_bytes};
 use crate::transfer::{Move, Progress, Receipt, TransferOptions, run};
 
 /// Each of the two windows. Large enough that the pause between two reads does not show.
@@ -77,6 +78,21 @@ fn windows(model: &Model, window_bytes: u64) -> Vec<Vec<StreamPart>> {
     all
 }
 
+/// How large each of the two windows may be, where memory is short.
+///
+/// # Errors
+/// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for small ones either.
+fn affordable_window_bytes(model: &Model) -> Result<u64> {
+    const LEAST: u64 = 1 << 20;
+    let Some(available) = available_host_bytes() else { return Ok(WINDOW_BYTES) };
+    // As much again as the windows take is left to whoever is handed them, and to the files that are written.
+    let window = available.saturating_sub(model.context.staging_bytes) / 4;
+    if window < LEAST {
+        ensure_host_bytes(model.context.staging_bytes + 4 * LEAST)?;
+    }
+    Ok(window.max(LEAST))
+}
+
 /// Reads every tensor of the model, window by window in the order of the entries, and hands each window to `take`,
 /// which gives the buffer back. Uses two windows of memory whatever the model's size.
 pub(super) fn stream(
@@ -84,7 +100,7 @@ pub(super) fn stream(
     options: &StreamOptions,
     mut take: impl FnMut(StreamWindow) -> Result<HostBuffer>,
 ) -> Result<Receipt> {
-    let plan = windows(model, options.window_bytes);
+    let plan = windows(model, options.window_bytes.min(affordable_window_bytes(model)?));
     let window_bytes = plan.iter().flatten().map(|part| part.at + part.length).max().unwrap_or(0);
     std::thread::scope(|scope| {
         // Both of the consumer's ends are dropped when this closure is left, by whichever way: the reader, which the
@@ -96,8 +112,19 @@ pub(super) fn stream(
                 unreachable!("the receiving end is still here");
             }
         }
-        scope.spawn(move || read_windows(model, &options.transfer, plan, &empty, &to_consumer));
         let mut receipt = Receipt::default();
+        let for_reader = plan.clone();
+        let read = move || read_windows(model, &options.transfer, for_reader, &empty, &to_consumer);
+        if std::thread::Builder::new().name("thruway-reader".to_owned()).spawn_scoped(scope, read).is_err() {
+            // Without a thread that reads ahead, this one does both in turn.
+            let (mut buffer, mut before) = (HostBuffer::new(window_bytes)?, 0);
+            for parts in plan {
+                let (window, read) = fill(model, &options.transfer, &mut before, buffer, parts)?;
+                receipt.merge(read);
+                buffer = take(window)?;
+            }
+            return Ok(receipt);
+        }
         while let Ok(result) = filled.recv() {
             let (window, read) = result?;
             receipt.merge(read);
@@ -121,9 +148,7 @@ fn read_windows(
     for parts in plan {
         // Either end is gone only when the consumer has failed and left.
         let Ok(buffer) = empty.recv() else { return };
-        let step = TransferOptions { progress: after(options.progress.as_ref(), before), ..options.clone() };
-        before += parts.iter().map(|part| part.length as u64).sum::<u64>();
-        let result = fill(model, &step, buffer, parts);
+        let result = fill(model, options, &mut before, buffer, parts);
         let failed = result.is_err();
         if to_consumer.send(result).is_err() || failed {
             return;
@@ -137,12 +162,16 @@ pub(super) fn after(progress: Option<&Progress>, before: u64) -> Option<Progress
     Some(Arc::new(move |moved| progress(before + moved)))
 }
 
+/// Reads one window, which follows `before` bytes that were read.
 fn fill(
     model: &Model,
     options: &TransferOptions,
+    before: &mut u64,
     mut buffer: HostBuffer,
     parts: Vec<StreamPart>,
 ) -> Result<(StreamWindow, Receipt)> {
+    let options = TransferOptions { progress: after(options.progress.as_ref(), *before), ..options.clone() };
+    *before += parts.iter().map(|part| part.length as u64).sum::<u64>();
     let extent_of = |part: &StreamPart| Extent::new(model.entries[part.entry].extent.offset + part.offset, part.length as u64);
     let mut moves = Vec::with_capacity(parts.len());
     for part in &parts {
@@ -151,7 +180,7 @@ fn fill(
         moves.push(Move { file, extent: extent_of(part), region, direction: Direction::Read });
     }
     let wanted = || parts.iter().map(|part| (&model.entries[part.entry], extent_of(part)));
-    let receipt = run(&model.context, moves, options).map_err(|error| model.name_tensor(error, wanted()))?;
+    let receipt = run(&model.context, moves, &options).map_err(|error| model.name_tensor(error, wanted()))?;
     Ok((StreamWindow { buffer, parts }, receipt))
 }
 

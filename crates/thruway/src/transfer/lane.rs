@@ -350,7 +350,12 @@ impl<'a, 'b> Lane<'a, 'b> {
         match self.peek() {
             Some(Chunk { placement: Placement::ThroughRing(_), extent, .. }) => {
                 let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
-                if may_wait { Ok(Some(Some(ring.take(length)?))) } else { Ok(ring.try_take(length)?.map(Some)) }
+                let slot = if may_wait { ring.take(length).map(Some) } else { ring.try_take(length) };
+                match slot {
+                    // The lane that failed had to give up its slots: its failure is what is to be told.
+                    Err(_) if self.shared.stop.load(Ordering::Relaxed) => Err(cancelled()),
+                    slot => Ok(slot?.map(Some)),
+                }
             }
             _ => Ok(Some(None)),
         }

@@ -357,7 +357,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
     let queues = [(Source::Drive, Queue::default()), (Source::PageCache, Queue::default())];
     let alone = batches.len() == 1;
     std::thread::scope(|scope| {
-        let (mut running, mut results, mut here) = (Vec::new(), Vec::new(), None);
+        let (mut running, mut results, mut here) = (Vec::new(), Vec::new(), Vec::new());
         let closing = Closing(&queues);
         let mut started = [false; 2];
         for batch in batches {
@@ -378,17 +378,19 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                     queue.add(chunks);
                     if !std::mem::replace(started, true) {
                         let mut lanes = lanes_of(shared, *source, queue, lanes_max)?;
-                        let one_is_here = alone && here.is_none();
-                        if one_is_here {
-                            here = lanes.pop();
+                        let mut has_lane = alone && here.is_empty();
+                        if has_lane {
+                            here.extend(lanes.pop());
                         }
-                        for (number, lane) in lanes.into_iter().enumerate() {
+                        for lane in lanes {
                             match start(scope, lane) {
                                 Ok(handle) => running.push(handle),
-                                // More lanes are faster and not needed, so what cannot be had is done without.
-                                Err(_) if number > 0 || one_is_here => break,
-                                Err(error) => return Err(Error::from_io("cannot start an I/O thread", error)),
+                                // More lanes are faster and not needed, so what cannot be had is done without; a first
+                                // one waits for its turn on this thread.
+                                Err(_) if has_lane => break,
+                                Err(_) => here.extend(lanes_of(shared, *source, queue, 1)?),
                             }
+                            has_lane = true;
                         }
                     }
                 }
@@ -401,7 +403,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
             }
         }
         drop(closing);
-        results.extend(here.map(Lane::run));
+        results.extend(here.into_iter().map(Lane::run));
         results.extend(running.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))));
         first_failure(results)
     })
