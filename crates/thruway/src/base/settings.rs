@@ -118,16 +118,16 @@ impl Settings {
         }
         // A chunk up to 1 GiB fits every engine's request.
         let sizes = [
-            ("THRUWAY_CHUNK_SIZE", 4096, 1_u64 << 30, &mut settings.chunk_bytes),
-            ("THRUWAY_DRIVE_CHUNK_SIZE", 4096, 1 << 30, &mut settings.drive_chunk_bytes),
-            ("THRUWAY_RING_SIZE", 4096, 1 << 40, &mut settings.ring_bytes),
+            ("THRUWAY_CHUNK_SIZE", 1_u64 << 30, "1GiB", &mut settings.chunk_bytes),
+            ("THRUWAY_DRIVE_CHUNK_SIZE", 1 << 30, "1GiB", &mut settings.drive_chunk_bytes),
+            ("THRUWAY_RING_SIZE", 1 << 40, "1TiB", &mut settings.ring_bytes),
         ];
-        for (name, min, max, setting) in sizes {
+        for (name, max, max_text, setting) in sizes {
             if let Some(value) = lookup(name) {
                 let bytes = value.parse::<ByteSize>().ok().map(ByteSize::bytes);
-                match bytes.filter(|bytes| (min..=max).contains(bytes) && Alignment::PAGE.divides(*bytes)) {
+                match bytes.filter(|bytes| (4096..=max).contains(bytes) && Alignment::PAGE.divides(*bytes)) {
                     Some(bytes) => *setting = usize::try_from(bytes).unwrap_or(usize::MAX),
-                    None => return refuse(name, &value, &format!("set it to a multiple of 4096 from 4KiB to {}", ByteSize(max))),
+                    None => return refuse(name, &value, &format!("set it to a multiple of 4096 from 4KiB to {max_text}")),
                 }
             }
         }
