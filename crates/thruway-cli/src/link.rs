@@ -74,10 +74,12 @@ impl End {
     }
 }
 
-/// The limits of the link to `gpu`, measured with about `bytes` a run.
+/// The limits of the link to `gpu`, measured for a model of `bytes`: with more of them, since a run of a few copies would show
+/// how long the first and the last take.
 pub(crate) fn limits(gpu: &Arc<Gpu>, bytes: u64, repeat: u32) -> Result<Vec<Limit>> {
     let repeat = repeat.max(RUNS_MIN);
-    let bytes = to_usize(bytes.clamp(*RUN_BYTES.start(), *RUN_BYTES.end())) / SLOT_BYTES * SLOT_BYTES;
+    let bytes = bytes.saturating_mul(16).clamp(*RUN_BYTES.start(), *RUN_BYTES.end());
+    let bytes = to_usize(bytes) / SLOT_BYTES * SLOT_BYTES;
     let settings = RingSettings { slot_bytes: SLOT_BYTES, slab_bytes: SLOT_BYTES, bytes_max: 2 * SLOTS * SLOT_BYTES };
     let ring = Ring::with_source(settings, Box::new(PinnedSlabs::new(Arc::clone(gpu))));
     let (mut there, mut back) = (End::new(gpu, &ring)?, End::new(gpu, &ring)?);
