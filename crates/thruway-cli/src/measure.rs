@@ -95,8 +95,9 @@ impl Rate {
     }
 
     /// The rate of the shape whose median is best.
-    fn of_best(tried: Vec<Tried>) -> Option<Self> {
-        let best = tried.iter().max_by(|one, other| median(&one.gb_per_s).total_cmp(&median(&other.gb_per_s)))?;
+    fn of_best(mut tried: Vec<Tried>) -> Option<Self> {
+        tried.sort_by(|one, other| median(&other.gb_per_s).total_cmp(&median(&one.gb_per_s)));
+        let best = tried.first()?;
         Some(Self { gb_per_s: median(&best.gb_per_s), how: best.how.clone(), tried })
     }
 }
@@ -134,7 +135,7 @@ impl Limit {
     /// What a pass reached in the shape that is best of all passes.
     pub(crate) fn of_pass(&self, number: usize) -> Option<f64> {
         let rate = self.rate.as_ref().ok()?;
-        rate.tried.iter().find(|tried| tried.how == rate.how)?.gb_per_s.get(number).copied()
+        rate.tried.first()?.gb_per_s.get(number).copied()
     }
 
     /// The limit as JSON.
@@ -449,7 +450,7 @@ fn best_shape(bytes: u64, effort: Effort, pass: &mut Pass<'_>) -> Result<Rate, S
     for shape in effort.shapes {
         found.push(tried(bytes, 1, *shape, pass)?);
     }
-    found.sort_by(|one, other| median(&other.gb_per_s).total_cmp(&median(&one.gb_per_s)));
+    let mut found = Rate::of_best(found).ok_or_else(nothing_tried)?.tried;
     found.truncate(SHAPES_KEPT);
     for one in &mut found {
         one.gb_per_s.extend(tried(bytes, effort.repeat - 1, one.shape, pass)?.gb_per_s);

@@ -30,13 +30,10 @@ pub(crate) fn check() -> Result<()> {
 pub(crate) fn listen() {
     // Nobody asks whether it came: the call that met the limit says so.
     drop(signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))));
-    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) else { return };
-    if !is_ignored(SIGHUP) {
-        // Without it a lost terminal ends the process as it always did.
-        drop(signals.add_signal(SIGHUP));
-    }
     let cancel = cancel();
+    let (hand_over, to_listen_for) = std::sync::mpsc::sync_channel::<Signals>(1);
     let listener = move || {
+        let Ok(mut signals) = to_listen_for.recv() else { return };
         for _ in signals.forever() {
             if cancel.is_cancelled() {
                 signal_hook::low_level::exit(STOPPED_STATUS.into());
@@ -44,8 +41,18 @@ pub(crate) fn listen() {
             cancel.cancel();
         }
     };
-    // Without the thread the first signal would go unheard; the process cannot have started others either then.
-    drop(std::thread::Builder::new().name("signals".to_owned()).spawn(listener));
+    // The thread comes first: a signal that was registered and that nobody listens for would be swallowed.
+    if std::thread::Builder::new().name("signals".to_owned()).spawn(listener).is_err() {
+        return;
+    }
+    let Ok(signals) = Signals::new([SIGINT, SIGTERM]) else { return };
+    if !is_ignored(SIGHUP) {
+        // Without it a lost terminal ends the process as it always did.
+        drop(signals.add_signal(SIGHUP));
+    }
+    if hand_over.send(signals).is_err() {
+        unreachable!("the listener waits for it");
+    }
 }
 
 /// Whether the process was started with a signal ignored, as `nohup` does with SIGHUP: then it stays so.

@@ -2,12 +2,14 @@
 //! failure a clear error, nothing freed while a copy uses it, nothing left behind.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use thruway::base::settings::{EngineChoice, Settings};
 use thruway::format::safetensors::Dtype;
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
-use thruway::io::{EngineFactory, Made, OsEngines};
+use thruway::io::{Capabilities, Completion, Engine, EngineFactory, EngineName, Made, OsEngines, Request, Wait};
 use thruway::{Device, Error, ErrorKind, GpuBuffer, LoadOptions, PathPolicy, SaveOptions, Session, Source, Tensors};
 use thruway_testkit::fake_cuda::FakeCuda;
 
@@ -210,6 +212,84 @@ fn a_load_into_the_memory_of_an_earlier_one_allocates_nothing_and_leaves_what_is
         drop((kept, fourth, model, session));
     }
     fake.assert_clean();
+}
+
+/// What a lane does in which order: how many reads its engine has done, and how many chunks have arrived on the GPU.
+#[derive(Debug, Default)]
+struct Order {
+    read: AtomicU64,
+    arrived: AtomicU64,
+    /// How many of those reads had not yet arrived whenever the next began.
+    behind: Mutex<Vec<u64>>,
+}
+
+#[derive(Debug)]
+struct Watched(Box<dyn Engine>, Arc<Order>);
+
+impl Engine for Watched {
+    fn name(&self) -> EngineName {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn submit(&mut self, request: Request) -> Result<(), Box<Request>> {
+        self.0.submit(request)
+    }
+
+    fn complete(&mut self, done: &mut Vec<Completion>, wait: Wait) -> thruway::Result<()> {
+        let before = done.len();
+        // An engine that is the CPU reads now.
+        let behind = self.1.read.load(Ordering::SeqCst) - self.1.arrived.load(Ordering::SeqCst);
+        self.0.complete(done, wait)?;
+        let read = (done.len() - before) as u64;
+        self.1.read.fetch_add(read, Ordering::SeqCst);
+        if read > 0 {
+            self.1.behind.lock().expect("no panic").push(behind);
+        }
+        Ok(())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+}
+
+#[derive(Debug)]
+struct WatchedEngines(Arc<Order>);
+
+impl EngineFactory for WatchedEngines {
+    fn make(&self, source: StorageSide) -> thruway::Result<Made> {
+        let made = OsEngines { choice: EngineChoice::Posix, depth: 1, threads: 1 }.make(source)?;
+        Ok(Made { engine: Box::new(Watched(made.engine, Arc::clone(&self.0))), note: made.note })
+    }
+}
+
+#[test]
+fn a_lane_reads_the_next_chunk_while_the_last_is_copied() {
+    let directory = scratch();
+    let path = model_file(&directory);
+    let fake = FakeCuda::start("DELAY_US=2000..3000");
+    let order = Arc::new(Order::default());
+    let settings = Settings { chunk_bytes: 64 << 10, drive_chunk_bytes: 64 << 10, ..SETTINGS };
+    let builder = Session::builder().device(Device::Cuda(0)).cuda_library(fake.path()).settings(settings);
+    let session = builder.engines(Box::new(WatchedEngines(Arc::clone(&order)))).build().expect("session");
+    for policy in ["cached", "staged"] {
+        for counter in [&order.read, &order.arrived] {
+            counter.store(0, Ordering::SeqCst);
+        }
+        let counted = Arc::clone(&order);
+        let progress = Arc::new(move |_: u64| _ = counted.arrived.fetch_add(1, Ordering::SeqCst));
+        let options = LoadOptions::all().path(policy.parse().expect("known")).progress(progress);
+        session.open(&path).and_then(|model| model.load(options)).expect("load");
+        let behind = std::mem::take(&mut *order.behind.lock().expect("no panic"));
+        // A read that came short is resumed, and is then two reads of one chunk.
+        let resumed = order.read.load(Ordering::SeqCst) - order.arrived.load(Ordering::SeqCst);
+        let overlapping = behind.iter().filter(|behind| **behind > resumed).count();
+        assert!(behind.len() > 50 && overlapping > behind.len() * 3 / 4, "{policy}: {behind:?}, {resumed} resumed");
+    }
 }
 
 #[test]

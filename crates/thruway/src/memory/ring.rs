@@ -7,6 +7,7 @@
 //! waits, as the caller chooses; a slot comes back when it is dropped, which an engine does after the kernel and the copy
 //! engine are done with it.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -57,8 +58,10 @@ struct State {
     full: bool,
     /// How many slots are out and will come back.
     in_use: usize,
-    /// How many callers wait for one.
-    waiting: usize,
+    /// Those who wait for one, in the order in which they came.
+    waiting: VecDeque<u64>,
+    /// The number of the next who waits.
+    next_number: u64,
 }
 
 /// A stretch of a slab.
@@ -110,6 +113,9 @@ impl Ring {
 
     /// A ring whose slabs come from `slabs`. Nothing is allocated yet.
     pub fn with_source(settings: RingSettings, slabs: Box<dyn SlabSource>) -> Self {
+        // Whole pages, whatever was asked for.
+        let slot_bytes = usize::try_from(page().up(settings.slot_bytes as u64)).unwrap_or(settings.slot_bytes);
+        let settings = RingSettings { slot_bytes, slab_bytes: settings.slab_bytes.max(slot_bytes), ..settings };
         let shared = Shared { settings, slabs, state: Mutex::default(), returned: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
@@ -135,7 +141,7 @@ impl Ring {
     pub fn try_take(&self, len: usize) -> Result<Option<Slot>> {
         let len = self.whole_pages(len)?;
         let mut state = self.shared.lock();
-        if state.waiting > 0 && !self.may_grow(&state) {
+        if !state.waiting.is_empty() && !self.may_grow(&state) {
             return Ok(None);
         }
         if let Some(slot) = self.cut(&mut state, len)? {
@@ -155,36 +161,53 @@ impl Ring {
     /// As [`try_take`](Self::try_take), and [`OutOfMemory`](ErrorKind::OutOfMemory) if nothing can come back.
     pub fn take(&self, len: usize) -> Result<Slot> {
         let len = self.whole_pages(len)?;
+        let mut number = None;
+        let taken = self.take_in_turn(len, &mut number);
+        if let Some(number) = number {
+            self.shared.lock().waiting.retain(|waiting| *waiting != number);
+            self.shared.returned.notify_all();
+        }
+        taken
+    }
+
+    /// Waits its turn behind those who came before: else short slots could pass a long one for ever.
+    fn take_in_turn(&self, len: usize, number: &mut Option<u64>) -> Result<Slot> {
         let mut state = self.shared.lock();
         loop {
-            if let Some(slot) = self.cut(&mut state, len)? {
+            let is_first = state.waiting.front().is_none_or(|first| Some(*first) == *number);
+            let may_grow = self.may_grow(&state);
+            if (is_first || may_grow)
+                && let Some(slot) = self.cut(&mut state, len)?
+            {
                 return Ok(slot);
             }
-            if !state.growing && self.may_grow(&state) {
+            if may_grow && !state.growing {
                 state = self.grow(state)?;
                 continue;
             }
-            if state.in_use == 0 && !state.growing {
+            if is_first && state.in_use == 0 && !state.growing {
                 return Err(Error::new(ErrorKind::OutOfMemory, "the staging memory was lost in earlier failures")
                     .with_hint("build a new session; the GPU or the kernel may still use the old one's memory"));
             }
-            state.waiting += 1;
+            if number.is_none() {
+                *number = Some(state.next_number);
+                let next = state.next_number;
+                state.waiting.push_back(next);
+                state.next_number += 1;
+            }
             state = self.shared.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.waiting -= 1;
         }
     }
 
     fn whole_pages(&self, len: usize) -> Result<usize> {
-        let RingSettings { slot_bytes, slab_bytes, .. } = self.shared.settings;
-        let page = page();
-        if slot_bytes == 0 || slab_bytes < slot_bytes || !page.divides(slot_bytes as u64) {
-            let message = format!("the ring's slots must be whole pages of {} bytes, and no longer than its slabs", page.bytes());
-            return Err(Error::new(ErrorKind::InvalidInput, message));
+        let slot_bytes = self.shared.settings.slot_bytes;
+        if slot_bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidInput, "the ring's slots must not be empty"));
         }
         if len > slot_bytes {
             return Err(Error::new(ErrorKind::InvalidInput, format!("a slot of {len} bytes, and the longest has {slot_bytes}")));
         }
-        Ok(usize::try_from(page.up(len.max(1) as u64)).unwrap_or(usize::MAX))
+        Ok(usize::try_from(page().up(len.max(1) as u64)).unwrap_or(usize::MAX))
     }
 
     /// How long the next slab is, if the ring may have one: the last may be shorter than the others.
@@ -378,7 +401,7 @@ mod tests {
 
     /// Waits until so many callers wait for a slot.
     fn until_waiting(ring: &Ring, callers: usize) {
-        while ring.shared.lock().waiting < callers {
+        while ring.shared.lock().waiting.len() < callers {
             std::thread::yield_now();
         }
     }
@@ -408,6 +431,27 @@ mod tests {
             waiter.join().expect("no panic").expect("memory");
         });
         assert!(ring.try_take(4096).expect("no failure").is_some());
+    }
+
+    #[test]
+    fn short_slots_do_not_pass_a_long_one_that_was_asked_for_before() {
+        let ring = Ring::new(RingSettings { slot_bytes: 2 * 4096, slab_bytes: 2 * 4096, bytes_max: 2 * 4096 });
+        let (one, two) = (ring.take(4096).expect("memory"), ring.take(4096).expect("memory"));
+        let order = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for (callers, pages) in [(1, 2), (2, 1)] {
+                let (ring, order) = (&ring, &order);
+                scope.spawn(move || {
+                    let slot = ring.take(pages * 4096).expect("memory");
+                    order.lock().expect("no panic").push(pages);
+                    drop(slot);
+                });
+                until_waiting(ring, callers);
+            }
+            drop(one);
+            drop(two);
+        });
+        assert_eq!(order.into_inner().expect("no panic"), [2, 1]);
     }
 
     #[test]
@@ -491,7 +535,7 @@ mod tests {
         });
         assert_eq!(ring.allocated_bytes(), 8 * 4096, "two slabs; a third would be shorter than a slot");
         let state = ring.shared.lock();
-        assert_eq!((state.in_use, state.waiting, state.free.len()), (0, 0, state.slabs.len()));
+        assert_eq!((state.in_use, state.waiting.len(), state.free.len()), (0, 0, state.slabs.len()));
     }
 
     #[test]
@@ -500,8 +544,10 @@ mod tests {
         let held = [ring.try_take(3 * 4096).expect("memory"), ring.try_take(3 * 4096).expect("memory")];
         assert!(held.iter().all(Option::is_some));
         assert_eq!(ring.allocated_bytes(), 7 * 4096);
-        let error = Ring::new(RingSettings { slot_bytes: 5000, ..RingSettings::default() }).take(1).expect_err("no pages");
-        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let uneven = Ring::new(RingSettings { slot_bytes: 5000, slab_bytes: 5000, bytes_max: 5000 });
+        assert_eq!(uneven.take(5000).expect("memory").region().len(), 8192, "whole pages");
+        let nothing = Ring::new(RingSettings { slot_bytes: 0, slab_bytes: 0, bytes_max: 0 });
+        assert_eq!(nothing.take(1).expect_err("no slot").kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -196,9 +196,10 @@ impl<'a, 'b> Lane<'a, 'b> {
         }
     }
 
-    /// Whether the engine has little left to do, and what is being copied holds the slots for more.
+    /// Whether an engine that works by itself has little left to do, and what is being copied holds the slots for more.
     fn is_short_of_slots(&self) -> bool {
-        self.engine.in_flight() < 2 && self.next.is_some() && !self.arriving.is_empty()
+        let works_by_itself = self.engine.capabilities().depth > 1;
+        works_by_itself && self.engine.in_flight() < 2 && self.next.is_some() && !self.arriving.is_empty()
     }
 
     /// Whether the next chunk begins with a copy from a GPU, and needs the engine only later.

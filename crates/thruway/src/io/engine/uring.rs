@@ -95,7 +95,7 @@ impl Uring {
                 }
                 // Nothing is done yet either: wait for what is under way without submitting more.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) && self.is_under_way() => {
-                    return self.wait_for_one();
+                    return if want == 0 { Ok(()) } else { self.wait_for_one() };
                 }
                 Err(error) => return Err(error),
             }
