@@ -100,7 +100,12 @@ impl PeakMemory {
 }
 
 fn own_memory(key: &str) -> Option<u64> {
-    kilobytes(&field(&std::fs::read_to_string("/proc/self/status").ok()?, key)?)
+    kilobytes(&own_status(key)?)
+}
+
+/// What the kernel says of this process under `key` of `/proc/self/status`.
+pub(crate) fn own_status(key: &str) -> Option<String> {
+    field(&std::fs::read_to_string("/proc/self/status").ok()?, key)
 }
 
 /// The value of the first `key : value` line.

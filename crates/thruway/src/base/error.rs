@@ -211,7 +211,7 @@ fn classify(source: &std::io::Error) -> (ErrorKind, Option<&'static str>) {
         }
         Some(libc::EEXIST | libc::ENOTEMPTY) => (
             ErrorKind::AlreadyExists,
-            Some("something was put there meanwhile: look at it, then move it away or choose another name"),
+            Some("something stands there, or was put there meanwhile: move it away, or choose another name"),
         ),
         Some(libc::ENOSPC | libc::EDQUOT) => {
             (ErrorKind::NoSpace, Some("free space on that filesystem (`df -h`, `quota`), or write elsewhere"))

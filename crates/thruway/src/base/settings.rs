@@ -44,8 +44,8 @@ pub struct Settings {
     /// limit at 4 MiB.
     pub chunk_bytes: usize,
     /// The largest request past the page cache, in bytes. A multiple of a page. A drive works on several requests at once,
-    /// and what it brings last is copied on when it has finished: of the rate at 512 KiB, virtual drives gave 0.97 at 1 MiB,
-    /// and 0.77 at 4 MiB (docs/decisions/0005-requests-to-a-drive.md).
+    /// and what it brings last is copied on when it has finished: virtual drives gave less at 1 MiB, and at 4 MiB less still
+    /// (docs/decisions/0005-requests-to-a-drive.md).
     pub drive_chunk_bytes: usize,
     /// The most staging memory, in bytes.
     pub ring_bytes: usize,

@@ -88,6 +88,11 @@ impl Alignment {
     /// A page on every machine that this library runs on, and the largest block of ordinary drives.
     pub const PAGE: Self = Self(4096);
 
+    /// A page of this machine: 4 KiB nearly everywhere, up to 64 KiB on Arm. Never less than [`PAGE`](Self::PAGE).
+    pub fn system_page() -> Self {
+        Self::new(rustix::param::page_size() as u64).unwrap_or(Self::PAGE).max(Self::PAGE)
+    }
+
     /// The alignment to `bytes`; `None` unless it is a power of two.
     pub const fn new(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() { Some(Self(bytes)) } else { None }

@@ -113,8 +113,8 @@ impl Ring {
 
     /// A ring whose slabs come from `slabs`. Nothing is allocated yet.
     pub fn with_source(settings: RingSettings, slabs: Box<dyn SlabSource>) -> Self {
-        // Whole pages, whatever was asked for.
-        let slot_bytes = usize::try_from(page().up(settings.slot_bytes as u64)).unwrap_or(settings.slot_bytes);
+        // Whole pages, whatever was asked for: where the kernel does not tell what `O_DIRECT` needs of memory, they suit.
+        let slot_bytes = usize::try_from(Alignment::system_page().up(settings.slot_bytes as u64)).unwrap_or(settings.slot_bytes);
         let settings = RingSettings { slot_bytes, slab_bytes: settings.slab_bytes.max(slot_bytes), ..settings };
         let shared = Shared { settings, slabs, state: Mutex::default(), returned: Condvar::new() };
         Self { shared: Arc::new(shared) }
@@ -207,14 +207,14 @@ impl Ring {
         if len > slot_bytes {
             return Err(Error::new(ErrorKind::InvalidInput, format!("a slot of {len} bytes, and the longest has {slot_bytes}")));
         }
-        Ok(usize::try_from(page().up(len.max(1) as u64)).unwrap_or(usize::MAX))
+        Ok(usize::try_from(Alignment::system_page().up(len.max(1) as u64)).unwrap_or(usize::MAX))
     }
 
     /// How long the next slab is, if the ring may have one: the last may be shorter than the others.
     fn next_slab(&self, state: &State) -> Option<usize> {
         let RingSettings { slot_bytes, slab_bytes, bytes_max } = self.shared.settings;
         let left = bytes_max.saturating_sub(state.slabs.iter().map(|slab| slab.len()).sum());
-        let length = usize::try_from(page().down(slab_bytes.min(left) as u64)).unwrap_or(usize::MAX);
+        let length = usize::try_from(Alignment::system_page().down(slab_bytes.min(left) as u64)).unwrap_or(usize::MAX);
         match state.slabs.is_empty() {
             true => Some(length.max(slot_bytes)),
             false => Some(length).filter(|length| *length >= slot_bytes),
@@ -269,11 +269,6 @@ impl Ring {
         }
         Ok(state)
     }
-}
-
-/// What slots begin at and are as long as multiples of: where the kernel does not tell what `O_DIRECT` needs, this suits.
-fn page() -> Alignment {
-    Alignment::new(rustix::param::page_size() as u64).unwrap_or(Alignment::PAGE).max(Alignment::PAGE)
 }
 
 /// A slot of the ring, which returns there when dropped.

@@ -69,7 +69,7 @@ impl File for OsFile {
 
     fn direct_rules(&self) -> Option<DirectRules> {
         // No page of the page cache may be shared between a direct and a buffered transfer of one file.
-        let page = Alignment::new(rustix::param::page_size() as u64).unwrap_or(Alignment::PAGE).max(Alignment::PAGE);
+        let page = Alignment::system_page();
         // `STATX_DIOALIGN` (Linux 6.1) tells the rules: all zero means that O_DIRECT is refused.
         let statx = rustix::fs::statx(&self.fd, c"", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
         match statx {

@@ -27,9 +27,9 @@ use crate::storage::{Access, File};
 /// How many chunks a lane has under way, from the first to the last step of each, whose engine is the CPU: while it fills one
 /// slot, a GPU's copy engine empties the other. More only spreads the ring over more memory than the caches hold.
 const UNDER_WAY_EACH: usize = 2;
-/// How many chunks beside a quarter of its engine's depth a lane has under way to or from a GPU. Such copies take a twentieth of the
-/// drive's time, so few slots wait for them; and slots that a drive fills over and over should stay in the caches: into 8 MiB
-/// of them it read 10 % faster than into 16, and 25 % faster than into 128 (docs/decisions/0005-requests-to-a-drive.md).
+/// How many chunks beside a quarter of its engine's depth a lane has under way to or from a GPU. Such copies are much faster
+/// than a drive, so few slots wait for them; and slots that a drive fills over and over should stay in the caches
+/// (docs/decisions/0005-requests-to-a-drive.md).
 const UNDER_WAY_BESIDE_GPU: usize = 2;
 
 /// The chunks of one storage side, in file order, from which its lanes help themselves while others are still added.
