@@ -33,8 +33,8 @@ pub enum EngineChoice {
 pub struct Settings {
     /// Which engine moves bytes past the page cache.
     pub engine: EngineChoice,
-    /// How many requests that engine keeps in flight; to or from a GPU about a quarter as many, because their slots should stay
-    /// in the caches. So many of 512 KiB keep any drive measured at its best (4 MiB in flight are 14 GB/s at 0.3 ms); storage
+    /// How many requests that engine keeps in flight; to or from a GPU half as many, because their slots should stay in the
+    /// caches. So many of 512 KiB keep any drive measured at its best (4 MiB in flight are 14 GB/s at 0.3 ms); storage
     /// that takes a millisecond for a request wants more.
     pub queue_depth: usize,
     /// How many threads copy out of the page cache. One moves 4 to 11 GB/s, by machine and by what else it does; 8 to 12

@@ -57,19 +57,6 @@ impl Fence {
     pub fn is_trivial(&self) -> bool {
         self.pending.is_empty()
     }
-
-    /// Whether its copies are done.
-    ///
-    /// # Errors
-    /// [`Gpu`](ErrorKind::Gpu) if one of them failed.
-    pub fn is_done(&self) -> Result<bool> {
-        for (event, _) in &self.pending {
-            if !event.is_done()? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
 }
 
 impl Drop for Fence {
@@ -158,6 +145,20 @@ impl Copies {
         Ok(fence)
     }
 
+    /// Whether a fence's copies are done; if so nothing is left to wait for, which saves a call into the driver.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn is_done(&mut self, fence: &mut Fence) -> Result<bool> {
+        while let Some((event, _)) = fence.pending.last() {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+            self.give_back(fence);
+        }
+        Ok(true)
+    }
+
     /// Waits for a fence. After an error nothing is known of its copies, so what they touch must be kept; the fence keeps
     /// its regions.
     ///
@@ -166,11 +167,16 @@ impl Copies {
     pub fn wait(&mut self, fence: &mut Fence) -> Result<()> {
         while let Some((event, _)) = fence.pending.last() {
             event.wait()?;
-            if let Some((event, _)) = fence.pending.pop() {
-                self.events.give_back(event);
-            }
+            self.give_back(fence);
         }
         Ok(())
+    }
+
+    /// Ends the last part of a fence, which is done.
+    fn give_back(&mut self, fence: &mut Fence) {
+        if let Some((event, _)) = fence.pending.pop() {
+            self.events.give_back(event);
+        }
     }
 
     /// Waits for everything that was queued on the streams, this lane's and others'.

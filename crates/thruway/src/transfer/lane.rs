@@ -27,11 +27,6 @@ use crate::storage::{Access, File};
 /// How many chunks a lane has under way, from the first to the last step of each, whose engine is the CPU: while it fills one
 /// slot, a GPU's copy engine empties the other. More only spreads the ring over more memory than the caches hold.
 const UNDER_WAY_EACH: usize = 2;
-/// How many chunks beside a quarter of its engine's depth a lane has under way to or from a GPU. Such copies are much faster
-/// than a drive, so few slots wait for them; and slots that a drive fills over and over should stay in the caches
-/// (docs/decisions/0005-requests-to-a-drive.md).
-const UNDER_WAY_BESIDE_GPU: usize = 2;
-
 /// The chunks of one storage side, in file order, from which its lanes help themselves while others are still added.
 #[derive(Default)]
 pub(super) struct Queue {
@@ -98,6 +93,8 @@ pub(super) struct Lane<'a, 'b> {
     requests: HashMap<usize, Flight>,
     /// What the engine has done and this lane not yet taken: the flights are still in `requests`.
     landed: VecDeque<Completion>,
+    /// A file that was found to be the same after all that has landed of it had been read.
+    unchanged: Option<usize>,
     arriving: VecDeque<(Fence, Flight)>,
     leaving: VecDeque<(Fence, Request, Flight)>,
     copies: Copies,
@@ -118,6 +115,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             next: None,
             requests: HashMap::new(),
             landed: VecDeque::new(),
+            unchanged: None,
             arriving: VecDeque::new(),
             leaving: VecDeque::new(),
             copies: used_before.unwrap_or_else(|| Copies::new(shared.context.streams.clone())),
@@ -159,8 +157,7 @@ impl<'a, 'b> Lane<'a, 'b> {
             }
             if !self.landed.is_empty() {
                 // What `fill` started is handed over first, so that the drive has work while this thread copies.
-                self.engine.complete(&mut done, Wait::No)?;
-                self.landed.extend(done.drain(..));
+                self.land(&mut done, Wait::No)?;
                 if let Some(completion) = self.landed.pop_front() {
                     self.arrive(completion)?;
                 }
@@ -169,10 +166,19 @@ impl<'a, 'b> Lane<'a, 'b> {
             } else if self.requests.is_empty() || self.is_short_of_slots() {
                 self.arrived()?;
             } else {
-                self.engine.complete(&mut done, Wait::ForOne)?;
-                self.landed.extend(done.drain(..));
+                self.land(&mut done, Wait::ForOne)?;
             }
         }
+    }
+
+    /// Takes what the engine has done.
+    fn land(&mut self, done: &mut Vec<Completion>, wait: Wait) -> Result<()> {
+        self.engine.complete(done, wait)?;
+        if !done.is_empty() {
+            self.unchanged = None;
+            self.landed.extend(done.drain(..));
+        }
+        Ok(())
     }
 
     /// Whether the engine can be given one more request.
@@ -186,12 +192,14 @@ impl<'a, 'b> Lane<'a, 'b> {
 
     /// How many chunks may be under way if the next is started. An engine that works by itself is kept busy while what it has
     /// done still waits to be copied: completions come in bursts, and a drive that waits for the copies of a burst lost a
-    /// quarter of its rate. In host memory these copies are this thread's work, and take long.
+    /// quarter of its rate. In host memory these copies are this thread's work, and take long. A GPU's are much faster than a
+    /// drive, so few slots wait for them; and slots that a drive fills over and over should stay in the caches
+    /// (docs/decisions/0005-requests-to-a-drive.md).
     fn under_way_max(&self) -> usize {
         let to_or_from_gpu = self.next.as_ref().is_some_and(Chunk::is_staged_for_gpu);
         match self.engine.capabilities().depth {
             1 => UNDER_WAY_EACH,
-            depth if to_or_from_gpu => depth / 4 + UNDER_WAY_BESIDE_GPU,
+            depth if to_or_from_gpu => depth.div_ceil(2),
             depth => 2 * depth,
         }
     }
@@ -249,14 +257,14 @@ impl<'a, 'b> Lane<'a, 'b> {
 
     /// Takes what the copy engine has finished, without waiting.
     fn settle(&mut self) -> Result<()> {
-        while let Some((fence, flight)) = self.arriving.front()
-            && fence.is_done().map_err(|error| self.shared.of_chunk(error, &flight.chunk))?
+        while let Some((fence, flight)) = self.arriving.front_mut()
+            && self.copies.is_done(fence).map_err(|error| self.shared.of_chunk(error, &flight.chunk))?
         {
             self.arrived()?;
         }
         while self.has_room()
-            && let Some((fence, _, flight)) = self.leaving.front()
-            && fence.is_done().map_err(|error| self.shared.of_chunk(error, &flight.chunk))?
+            && let Some((fence, _, flight)) = self.leaving.front_mut()
+            && self.copies.is_done(fence).map_err(|error| self.shared.of_chunk(error, &flight.chunk))?
         {
             self.leave()?;
         }
@@ -393,9 +401,12 @@ impl<'a, 'b> Lane<'a, 'b> {
             return Err(self.failed(&flight.chunk, source));
         }
         let known = self.shared.file(flight.chunk.file);
-        if let Some(before) = known.identity {
-            // After each read, so that no later change of the file can have gone into it unseen.
+        if let Some(before) = known.identity
+            && self.unchanged != Some(flight.chunk.file)
+        {
+            // After the read, so that no later change of the file can have gone into it unseen.
             ensure_same(&known.file, before, request.file.identity()?)?;
+            self.unchanged = Some(flight.chunk.file);
         }
         let Flight { chunk, slot } = &flight;
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
