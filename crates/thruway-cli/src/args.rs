@@ -176,12 +176,12 @@ pub(crate) struct BenchArgs {
     pub(crate) repeat: u32,
 }
 
-/// Reads the command line of this process.
+/// Reads a command line, the program's name first.
 ///
 /// # Errors
 /// What clap says: a mistake, or a request for help or the version.
-pub(crate) fn parse() -> Result<Args, clap::Error> {
-    Args::try_parse()
+pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, clap::Error> {
+    Args::try_parse_from(arguments)
 }
 
 /// Whether JSON was asked for, of a command line that cannot be parsed.

@@ -1,9 +1,9 @@
 //! What the user sees: human text or JSON on standard output, errors and progress on standard error.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{BufWriter, ErrorKind as IoKind, IsTerminal, Stdout, Write};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,10 @@ use thruway::{Error, Receipt, Result};
 
 use crate::escape::{safe, safe_json, safe_lines, safe_path};
 
+/// All is well.
+const FINE_STATUS: u8 = 0;
+/// It failed, or a check found a fault.
+const FAILED_STATUS: u8 = 1;
 /// The command line made no sense.
 const USAGE_STATUS: u8 = 2;
 /// Work that is done sooner shows no bar.
@@ -117,15 +121,15 @@ impl Output {
     }
 
     /// Prints how the command ended, and gives the exit status for it.
-    pub(crate) fn finish(&self, result: Result<Outcome>) -> ExitCode {
+    pub(crate) fn finish(&self, result: Result<Outcome>) -> u8 {
         let result = result.and_then(|outcome| self.flush().map(|()| outcome));
         match result {
-            Ok(Outcome::Fine) => ExitCode::SUCCESS,
-            Ok(Outcome::Fault) => ExitCode::FAILURE,
+            Ok(Outcome::Fine) => FINE_STATUS,
+            Ok(Outcome::Fault) => FAILED_STATUS,
             Err(error) => {
                 self.report(&error);
                 let stopped = crate::stop::cancel().is_cancelled();
-                if stopped { ExitCode::from(crate::stop::STOPPED_STATUS) } else { ExitCode::FAILURE }
+                if stopped { crate::stop::STOPPED_STATUS } else { FAILED_STATUS }
             }
         }
     }
@@ -165,19 +169,19 @@ impl Drop for Bar {
 }
 
 /// Prints clap's answer: help and version on standard output, a mistake on standard error.
-pub(crate) fn report_usage(usage: &clap::Error) -> ExitCode {
+pub(crate) fn report_usage(usage: &clap::Error, arguments: &[OsString]) -> u8 {
     if !usage.use_stderr() {
         // The reader may be gone; then nobody misses it.
         drop(usage.print());
-        return ExitCode::SUCCESS;
+        return FINE_STATUS;
     }
     let text = safe_lines(&usage.render().to_string());
-    let output = Output::new(crate::args::wants_json(std::env::args_os()));
+    let output = Output::new(crate::args::wants_json(arguments.iter().cloned()));
     let message = text.trim().trim_start_matches("error: ").to_owned();
     let object = json!({"error": {"kind": "usage", "message": message, "context": {}, "hint": "try `thruway --help`"}});
     drop(output.object(&object).and_then(|()| output.flush()));
     complain(&text);
-    ExitCode::from(USAGE_STATUS)
+    USAGE_STATUS
 }
 
 fn complain(text: &str) {

@@ -2,6 +2,7 @@
 
 mod child;
 
+use std::ffi::OsString;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::Instant;
 
@@ -175,9 +176,11 @@ struct Bench<'a> {
     repeat: u32,
     limits: Vec<Limit>,
     output: &'a Output,
+    /// What starts this program anew.
+    again: &'a [OsString],
 }
 
-pub(super) fn run(args: &BenchArgs, output: &Output) -> Result<Outcome> {
+pub(super) fn run(args: &BenchArgs, output: &Output, again: &[OsString]) -> Result<Outcome> {
     let session = Session::builder().device(args.device).build()?;
     let bytes = args.size.bytes();
     ensure_host_bytes(measure::memory_needed(bytes))?;
@@ -190,7 +193,7 @@ pub(super) fn run(args: &BenchArgs, output: &Output) -> Result<Outcome> {
     output.flush()?;
 
     let cases: &[Case] = if session.gpu().is_some() { &GPU_CASES } else { &HOST_CASES };
-    let mut bench = Bench::new(session, scratch.path(), args, output)?;
+    let mut bench = Bench::new(session, scratch.path(), args, output, again)?;
     let results = bench.measure_all(cases)?;
     let wrong = bench.check()?;
     let limits = &bench.limits;
@@ -220,7 +223,7 @@ pub(super) fn run(args: &BenchArgs, output: &Output) -> Result<Outcome> {
 
 impl<'a> Bench<'a> {
     /// Measures memory and drive, and then makes the model, which must not be in memory before.
-    fn new(session: Session, directory: &FilePath, args: &BenchArgs, output: &'a Output) -> Result<Self> {
+    fn new(session: Session, directory: &FilePath, args: &BenchArgs, output: &'a Output, again: &'a [OsString]) -> Result<Self> {
         output.remark("measuring memory and drive …");
         let mut limits = measure::memory_copy(args.size.bytes(), args.repeat)?;
         let raw = directory.join("limits");
@@ -240,7 +243,7 @@ impl<'a> Bench<'a> {
             None => model,
         };
         let path = directory.join("model.safetensors");
-        Ok(Self { session, digests, path, bytes, repeat: args.repeat, limits, output, model: Some(model) })
+        Ok(Self { session, digests, path, bytes, repeat: args.repeat, limits, output, again, model: Some(model) })
     }
 
     fn measure_all(&mut self, cases: &[Case]) -> Result<Vec<Measured>> {
@@ -306,7 +309,7 @@ impl<'a> Bench<'a> {
         let done = match case.work {
             Work::Save => self.save(case.policy),
             Work::Load => self.load(case.policy),
-            Work::LoadInNewProcess => child::load(&self.path, self.session.device(), case.policy),
+            Work::LoadInNewProcess => child::load(self.again, &self.path, self.session.device(), case.policy),
             Work::TransferWarm => self.transfer(case.policy),
         };
         match done {

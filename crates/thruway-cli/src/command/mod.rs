@@ -7,13 +7,13 @@ mod inspect;
 mod load;
 mod verify;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 use crate::args::{Args, Command};
 use crate::output::Output;
 
-/// Runs the command and gives the exit status.
-pub(crate) fn run(args: &Args) -> ExitCode {
+/// Runs the command and gives the exit status. `again` is what starts this program anew.
+pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
     let output = Output::new(args.json);
     let result = match &args.command {
         Command::Demo(args) => demo::run(args, &output),
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::Copy(args) => copy::run(args, &output),
         Command::Inspect(args) => inspect::run(args, &output),
         Command::Verify(args) => verify::run(args, &output),
-        Command::Bench(args) => bench::run(args, &output),
+        Command::Bench(args) => bench::run(args, &output, again),
     };
     output.finish(result)
 }

@@ -2,11 +2,31 @@
 
 use std::sync::Arc;
 
-use thruway_sys::cuda::{CU_STREAM_NON_BLOCKING, CUstream};
+use thruway_sys::cuda::{CU_EVENT_WAIT_DEFAULT, CU_STREAM_NON_BLOCKING, CUstream};
 
 use super::event::Event;
 use super::gpu::Gpu;
 use crate::base::Result;
+
+/// A stream of somebody else's, such as a framework's current one. A number, so that it can be passed between threads; the
+/// framework keeps the stream alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerStream(u64);
+
+impl CallerStream {
+    /// The stream with this handle (a `CUstream` or `cudaStream_t` as a number; 0 is the default stream).
+    ///
+    /// # Safety
+    /// The handle is that of a stream of the primary context of the GPU that it is used with, and stays so while a transfer
+    /// has it.
+    pub const unsafe fn from_handle(handle: u64) -> Self {
+        Self(handle)
+    }
+
+    fn handle(self) -> CUstream {
+        self.0 as CUstream
+    }
+}
 
 /// A stream of this library's own, which does not wait for the default stream. Destroyed when dropped; the driver
 /// then still finishes what is in it.
@@ -75,6 +95,21 @@ impl Stream {
         // SAFETY: both handles are alive, and of one context.
         let code = unsafe { (self.gpu.cuda().cuEventRecord)(event.handle(), self.handle) };
         self.gpu.driver().check(code, "cuEventRecord")
+    }
+
+    /// Lets everything that is queued from now on wait for what is in `other` by now.
+    ///
+    /// # Errors
+    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver fails.
+    pub fn follow(&self, other: CallerStream, mark: &Event) -> Result<()> {
+        let _current = self.gpu.current()?;
+        // SAFETY: the event is alive; the stream is by the promise of `CallerStream::from_handle`; a context is current, which
+        // the default stream needs.
+        let code = unsafe { (self.gpu.cuda().cuEventRecord)(mark.handle(), other.handle()) };
+        self.gpu.driver().check(code, "cuEventRecord")?;
+        // SAFETY: both handles are alive, and of one context.
+        let code = unsafe { (self.gpu.cuda().cuStreamWaitEvent)(self.handle, mark.handle(), CU_EVENT_WAIT_DEFAULT) };
+        self.gpu.driver().check(code, "cuStreamWaitEvent")
     }
 
     /// Waits until everything queued so far is done.

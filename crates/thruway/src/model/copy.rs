@@ -69,7 +69,8 @@ impl Model {
 
     fn copy_by(&self, target: &Path, options: CopyOptions, window_bytes: u64) -> Result<(Receipt, Receipt)> {
         let (form, shards, index) = self.copy_plan(options.max_shard_bytes)?;
-        let write = TransferOptions { policy: PathPolicy::Auto, progress: None, cancel: options.transfer.cancel.clone() };
+        let cancel = options.transfer.cancel.clone();
+        let write = TransferOptions { cancel, ..TransferOptions::default() };
         let read = TransferOptions { policy: options.read_policy.unwrap_or(self.policy), ..write.clone() };
         let (writer, mut written) = Writer::begin(&self.context, target, form, shards, index, &write)?;
         let mut moved = 0;

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::entry::ModelEntry;
 use super::open::{Model, ModelFile};
 use super::tensors::{Tensor, Tensors};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
-use crate::cuda::Gpu;
+use crate::cuda::{CallerStream, Gpu};
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
 use crate::memory::{Buffer, GpuBuffer, HostBuffer, Region};
@@ -35,13 +36,42 @@ const GPU_TENSOR_ALIGNMENT: u64 = 256;
 /// 6 ms for so much, and a load out of the page cache 10. It is also what a tensor can at most keep alive with it.
 const GROUP_BYTES: u64 = 512 << 20;
 
+/// The same for the first time, when nothing moves yet.
+const FIRST_GROUP_BYTES: u64 = 64 << 20;
+
+/// Memory that is wanted for tensors, and where each of them is to lie in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// How many bytes. May be none.
+    pub bytes: usize,
+    /// The tensors.
+    pub places: Vec<Place>,
+}
+
+/// Where a tensor is to lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which of the model's [`entries`](Model::entries).
+    pub entry: usize,
+    /// The length of each dimension, in elements; of a slice, what is sliced.
+    pub shape: Vec<u64>,
+    /// Its bytes in the allocation.
+    pub range: Range<usize>,
+}
+
+/// Gives a buffer for each allocation, of just its bytes, or fails, and the load with it. On a GPU a buffer begins at a
+/// multiple of 256.
+pub type Allocator = Box<dyn FnMut(&[Allocation]) -> Result<Vec<Buffer>> + Send>;
+
 /// What to load, and how.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct LoadOptions {
     select: Option<Vec<String>>,
     slices: Vec<Slice>,
     into: Vec<(String, Buffer)>,
     reuse: Option<Tensors>,
+    allocator: Option<Allocator>,
+    shared_bytes: Option<u64>,
     policy: Option<PathPolicy>,
     transfer: TransferOptions,
 }
@@ -94,6 +124,29 @@ impl LoadOptions {
         self
     }
 
+    /// Takes memory from here instead of allocating it: from a framework that has its own. It is asked for some tensors at a
+    /// time, while those before them move, on the thread that called [`load`](Model::load).
+    #[must_use]
+    pub fn allocator(mut self, allocator: Allocator) -> Self {
+        self.allocator = Some(allocator);
+        self
+    }
+
+    /// How many bytes tensors may at most share an allocation of; a larger tensor has its own.
+    #[must_use]
+    pub fn shared_bytes(mut self, bytes: u64) -> Self {
+        self.shared_bytes = Some(bytes);
+        self
+    }
+
+    /// Fills memory only when what is in this stream is done by the time that the memory is there: work that still uses what
+    /// it was before.
+    #[must_use]
+    pub fn after(mut self, stream: CallerStream) -> Self {
+        self.transfer.after = Some(stream);
+        self
+    }
+
     /// Which path, instead of the session's.
     #[must_use]
     pub fn path(mut self, policy: PathPolicy) -> Self {
@@ -116,8 +169,17 @@ impl LoadOptions {
     }
 }
 
+impl fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { select, slices, into, policy, .. } = self;
+        write!(f, "LoadOptions({select:?}, {slices:?}, {into:?}, {policy:?})")
+    }
+}
+
 /// A tensor, or a part of one, that is to be loaded.
 struct Item<'a> {
+    /// Which of the model's entries.
+    number: usize,
     entry: &'a ModelEntry,
     shape: Vec<u64>,
     /// The byte ranges in the file, in order; together `bytes` long.
@@ -137,10 +199,13 @@ impl Model {
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
         let gpu = self.context.streams.as_ref().map(|streams| streams.gpu());
-        let mut groups = groups(&items, given, gpu.is_some());
+        let shared_bytes = options.shared_bytes.unwrap_or(if gpu.is_some() { GROUP_BYTES } else { u64::MAX });
+        let mut groups = groups(&items, given, gpu.is_some(), shared_bytes);
         reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), gpu);
         let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
         match gpu {
+            // How much the caller's allocator has is for it to say.
+            _ if options.allocator.is_some() => {}
             Some(gpu) => gpu.ensure_bytes(allocated)?,
             None => {
                 let moved: u64 = items.iter().map(|item| item.bytes).sum();
@@ -152,15 +217,14 @@ impl Model {
         }
         let places = places_of(&groups, items.len());
         let filled: RefCell<Vec<Buffer>> = RefCell::default();
+        let allocator = RefCell::new(options.allocator.take());
         let mut batches: Vec<Batch<'_>> = Vec::new();
-        // Host memory costs nothing before it is touched, so there all is one batch.
-        for batch in batched(groups, if gpu.is_some() { GROUP_BYTES } else { u64::MAX }) {
-            let (items, filled) = (&items, &filled);
+        for batch in batched(groups, gpu.is_some()) {
+            let (items, filled, allocator) = (&items, &filled, &allocator);
             batches.push(Box::new(move || {
                 let mut moves = Vec::new();
-                for group in batch {
-                    let mut buffer = allocate(group.given, group.bytes, gpu)?;
-                    for (item, range) in group.places {
+                for (mut buffer, places) in allocate(batch, items, gpu, allocator.borrow_mut().as_mut())? {
+                    for (item, range) in places {
                         let region = buffer.region(range)?;
                         self.add_moves(&items[item], &region, &mut moves);
                     }
@@ -197,8 +261,12 @@ impl Model {
             }
             wanted[*index] = Some(Some(slice));
         }
-        let wanted = self.entries.iter().zip(wanted).filter_map(|(entry, wanted)| Some((entry, wanted?)));
-        wanted.map(|(entry, slice)| slice.map_or_else(|| Ok(whole(entry)), |slice| sliced(entry, slice))).collect()
+        let wanted = self.entries.iter().enumerate().zip(wanted).filter_map(|(entry, wanted)| Some((entry, wanted?)));
+        let item = |((number, entry), slice): ((usize, _), Option<&Slice>)| {
+            let item = slice.map_or_else(|| Ok(whole(entry)), |slice| sliced(entry, slice))?;
+            Ok(Item { number, ..item })
+        };
+        wanted.map(item).collect()
     }
 
     /// The caller's buffer of each item that has one.
@@ -259,7 +327,7 @@ impl Model {
 }
 
 fn whole(entry: &ModelEntry) -> Item<'_> {
-    Item { entry, shape: entry.shape.clone(), extents: vec![entry.extent], bytes: entry.extent.length }
+    Item { number: 0, entry, shape: entry.shape.clone(), extents: vec![entry.extent], bytes: entry.extent.length }
 }
 
 /// The bytes of a slice: one range for each index of the dimensions before it.
@@ -278,7 +346,7 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     let mut shape = entry.shape.clone();
     shape[dimension] = range.end - range.start;
     if entry.extent.is_empty() || shape[dimension] == 0 {
-        return Ok(Item { entry, shape, extents: Vec::new(), bytes: 0 });
+        return Ok(Item { number: 0, entry, shape, extents: Vec::new(), bytes: 0 });
     }
     // No dimension is 0 and the whole fits a file, so none of these products overflows.
     let rows: u64 = entry.shape[..dimension].iter().product();
@@ -296,8 +364,11 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     } else {
         (0..rows).map(|row| Extent::new(first + row * row_bytes, bytes)).collect()
     };
-    Ok(Item { entry, shape, extents, bytes: rows * bytes })
+    Ok(Item { number: 0, entry, shape, extents, bytes: rows * bytes })
 }
+
+/// An item's number and its range of a buffer.
+type Placed = (usize, Range<usize>);
 
 /// Items that share a buffer.
 struct Group {
@@ -305,12 +376,11 @@ struct Group {
     given: Option<Buffer>,
     /// The bytes that the buffer needs.
     bytes: u64,
-    /// Each item's number and its range of the buffer.
-    places: Vec<(usize, Range<usize>)>,
+    places: Vec<Placed>,
 }
 
-/// Deals the items into buffers: the caller's, or one for each file, of a GPU's memory at most so large.
-fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<Group> {
+/// Deals the items into buffers: the caller's, or some for each file, which several share up to so many bytes.
+fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool, shared_bytes: u64) -> Vec<Group> {
     let to_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let mut groups: Vec<Group> = Vec::new();
     let mut open: Option<Group> = None;
@@ -319,18 +389,23 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool) -> Vec<G
             groups.push(Group { bytes: item.bytes, places: vec![(number, 0..buffer.len())], given: Some(buffer) });
             continue;
         }
-        let group = open.get_or_insert_with(|| Group { given: None, bytes: 0, places: Vec::new() });
-        let start = if on_gpu {
-            group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT
-        } else {
+        let start_in = |group: &Group| {
+            if on_gpu {
+                return group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT;
+            }
             // A slice begins elsewhere than its tensor.
             let offset = item.extents.first().map_or(item.entry.extent.offset, |extent| extent.offset);
             next_place(group.bytes, offset, item.bytes)
         };
+        if open.as_ref().is_some_and(|group| start_in(group).saturating_add(item.bytes) > shared_bytes) {
+            groups.extend(open.take());
+        }
+        let group = open.get_or_insert_with(|| Group { given: None, bytes: 0, places: Vec::new() });
+        let start = start_in(group);
         group.bytes = start + item.bytes;
         group.places.push((number, to_usize(start)..to_usize(group.bytes)));
         let is_last_of_file = items.get(number + 1).is_none_or(|next| next.entry.file != item.entry.file);
-        if is_last_of_file || (on_gpu && group.bytes >= GROUP_BYTES) {
+        if is_last_of_file {
             groups.extend(open.take());
         }
     }
@@ -354,7 +429,7 @@ fn reuse(groups: &mut [Group], mut buffers: Vec<Buffer>, gpu: Option<&Arc<Gpu>>)
 }
 
 /// For each item the number of its buffer, counted in the order of the groups, and its range there.
-fn places_of(groups: &[Group], items: usize) -> Vec<(usize, Range<usize>)> {
+fn places_of(groups: &[Group], items: usize) -> Vec<Placed> {
     let mut places = vec![(0, 0..0); items];
     for (buffer, group) in groups.iter().enumerate() {
         for (item, range) in &group.places {
@@ -364,14 +439,18 @@ fn places_of(groups: &[Group], items: usize) -> Vec<(usize, Range<usize>)> {
     places
 }
 
-/// Groups dealt into batches of about so many bytes.
-fn batched(groups: Vec<Group>, bytes: u64) -> Vec<Vec<Group>> {
+/// Groups dealt into batches, which are allocated one after the other. Host memory costs nothing before it is touched, so there
+/// all is one batch.
+fn batched(groups: Vec<Group>, on_gpu: bool) -> Vec<Vec<Group>> {
+    if !on_gpu {
+        return vec![groups];
+    }
     let mut batches: Vec<Vec<Group>> = Vec::new();
     let mut room = 0;
     for group in groups {
         if room == 0 {
+            room = if batches.is_empty() { FIRST_GROUP_BYTES } else { GROUP_BYTES };
             batches.push(Vec::new());
-            room = bytes;
         }
         room = room.saturating_sub(group.bytes);
         if let Some(batch) = batches.last_mut() {
@@ -381,13 +460,40 @@ fn batched(groups: Vec<Group>, bytes: u64) -> Vec<Vec<Group>> {
     batches
 }
 
-fn allocate(given: Option<Buffer>, bytes: u64, gpu: Option<&Arc<Gpu>>) -> Result<Buffer> {
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    match (given, gpu) {
-        (Some(buffer), _) => Ok(buffer),
-        (None, Some(gpu)) => Ok(GpuBuffer::new(gpu, bytes)?.into()),
-        (None, None) => Ok(HostBuffer::new(bytes)?.into()),
+/// The buffer of each group: the one that it was given, the allocator's, or a new one.
+fn allocate(
+    groups: Vec<Group>,
+    items: &[Item<'_>],
+    gpu: Option<&Arc<Gpu>>,
+    allocator: Option<&mut Allocator>,
+) -> Result<Vec<(Buffer, Vec<Placed>)>> {
+    let to_usize = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut supplied = Vec::new().into_iter();
+    if let Some(allocator) = allocator {
+        let place = |(item, range): &Placed| {
+            let Item { number, shape, .. } = &items[*item];
+            Place { entry: *number, shape: shape.clone(), range: range.clone() }
+        };
+        let wanted = groups.iter().filter(|group| group.given.is_none());
+        let wanted: Vec<Allocation> = wanted
+            .map(|group| Allocation { bytes: to_usize(group.bytes), places: group.places.iter().map(place).collect() })
+            .collect();
+        let buffers = allocator(&wanted)?;
+        let fits = wanted.len() == buffers.len() && wanted.iter().zip(&buffers).all(|(wanted, have)| wanted.bytes == have.len());
+        if !fits {
+            return Err(Error::new(ErrorKind::InvalidInput, "the allocator gave other buffers than it was asked for"));
+        }
+        supplied = buffers.into_iter();
     }
+    let buffer = |group: Group| {
+        let buffer = match (group.given.or_else(|| supplied.next()), gpu) {
+            (Some(buffer), _) => buffer,
+            (None, Some(gpu)) => GpuBuffer::new(gpu, to_usize(group.bytes))?.into(),
+            (None, None) => HostBuffer::new(to_usize(group.bytes))?.into(),
+        };
+        Ok((buffer, group.places))
+    };
+    groups.into_iter().map(buffer).collect()
 }
 
 /// The first place from `cursor` on for a tensor that lies at `offset` in its file.
@@ -462,7 +568,7 @@ mod tests {
     fn a_slice_lies_in_memory_as_its_first_byte_lies_in_the_file() {
         let tensor = entry(Dtype::F32, &[1000, 1000], 4096);
         let item = sliced(&tensor, &slice(0, 1..1000)).expect("valid");
-        let groups = groups(&[item], vec![None], false);
+        let groups = groups(&[item], vec![None], false, u64::MAX);
         assert_eq!(groups[0].places[0].1.start, 4000);
     }
 

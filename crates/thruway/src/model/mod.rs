@@ -20,7 +20,7 @@ mod verify;
 
 pub use copy::CopyOptions;
 pub use entry::ModelEntry;
-pub use load::LoadOptions;
+pub use load::{Allocation, Allocator, LoadOptions, Place};
 pub use open::Model;
 pub use save::{SaveOptions, Source, save};
 pub use tensors::{Tensor, Tensors};

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::resolve::{INDEX, SINGLE};
 use crate::base::parallel;
 use crate::base::{ByteSize, Error, ErrorKind, Extent, Result};
+use crate::cuda::CallerStream;
 use crate::format::safetensors::{self, Dtype, Index, Layout, TensorSpec};
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
@@ -66,6 +67,13 @@ impl SaveOptions {
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.transfer.progress = Some(progress);
+        self
+    }
+
+    /// Begins when what is in this stream by now is done: the kernels that write the tensors.
+    #[must_use]
+    pub fn after(mut self, stream: CallerStream) -> Self {
+        self.transfer.after = Some(stream);
         self
     }
 

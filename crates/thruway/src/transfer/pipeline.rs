@@ -18,6 +18,7 @@ use super::plan::{self, Chunk, Limits, Placement};
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
+use crate::cuda::CallerStream;
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
 use crate::io::{Direction, EngineName, EnginePool};
 use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, Region, Ring};
@@ -70,6 +71,10 @@ pub struct TransferOptions {
     pub progress: Option<Progress>,
     /// Stops it.
     pub cancel: Cancel,
+    /// A stream of the caller's on the session's GPU. What is in it when a batch of moves is begun is done before any of that
+    /// batch's bytes are copied: kernels that still use the memory, or that write what is to be saved. Without one the caller
+    /// has waited for such work.
+    pub after: Option<CallerStream>,
 }
 
 impl fmt::Debug for TransferOptions {
@@ -344,7 +349,13 @@ fn run_lanes(shared: &Shared<'_>, batches: Vec<Batch<'_>>) -> Result<Outcome> {
 
 /// The batch's moves, planned.
 fn planned(batch: Batch<'_>) -> PlannedBatch<'_> {
-    Box::new(move |shared: &Shared<'_>| plan_batch(shared, batch()?))
+    Box::new(move |shared: &Shared<'_>| {
+        let moves = batch()?;
+        if let (Some(after), Some(streams)) = (shared.options.after, &shared.context.streams) {
+            streams.follow(after)?;
+        }
+        plan_batch(shared, moves)
+    })
 }
 
 /// A lane out of the page cache that finds fewer chunks than this costs a small transfer more, in threads and staging

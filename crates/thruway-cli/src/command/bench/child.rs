@@ -1,5 +1,6 @@
 //! Loads in processes of their own: what comes first in a process is measured in a process where nothing came before.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -8,14 +9,16 @@ use thruway::{Device, Error, ErrorKind, PathPolicy, Result};
 
 use super::{Run, Way};
 
-/// Loads with this very program.
-pub(super) fn load(path: &Path, device: Device, policy: PathPolicy) -> Result<Run> {
+/// Loads with this very program, which `again` starts.
+pub(super) fn load(again: &[OsString], path: &Path, device: Device, policy: PathPolicy) -> Result<Run> {
     let failed = |error| Error::from_io("cannot run this program again", error);
     let policy = match policy {
         PathPolicy::Auto => "auto",
         PathPolicy::Require(path) => path.as_str(),
     };
-    let output = Command::new(std::env::current_exe().map_err(failed)?)
+    let (program, before) = again.split_first().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+    let output = Command::new(program)
+        .args(before)
         .args(["--json", "load", "--device", &device.to_string(), "--path", policy, "--"])
         .arg(path)
         .stdin(Stdio::null())

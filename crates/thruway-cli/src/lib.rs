@@ -1,0 +1,35 @@
+//! The `thruway` command: load, copy, inspect, verify and measure safetensors models.
+//!
+//! Each command parses (without effects), validates, builds and runs. Data goes to standard output, everything else
+//! to standard error. It is a library so that the Python package can bring the command along.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod command;
+mod escape;
+mod link;
+mod machine;
+mod measure;
+mod output;
+mod place;
+mod roofline;
+mod scratch;
+mod stop;
+mod synthetic;
+
+use std::ffi::OsString;
+
+/// Runs a command line and gives the exit status. `arguments` begin with the program's name; `again` starts the same
+/// program anew, before a command and its arguments: some things are measured in processes of their own.
+///
+/// From then on this process listens for signals as the command does.
+pub fn run(arguments: &[OsString], again: &[OsString]) -> u8 {
+    match args::parse(arguments) {
+        Ok(args) => {
+            stop::listen();
+            command::run(&args, again)
+        }
+        Err(usage) => output::report_usage(&usage, arguments),
+    }
+}
