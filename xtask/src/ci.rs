@@ -54,7 +54,14 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
 /// What CI checks: first what fails fast, last what takes long.
 fn steps(root: &Path) -> Vec<Step> {
     let cargo = |name, arguments: &[&'static str]| Step { name, action: Action::Program(cargo_program(), arguments.to_vec()) };
-    let ruff = |name, arguments: &[&'static str]| Step { name, action: Action::Program(ruff_program(root), arguments.to_vec()) };
+    let ruff = |name, arguments: &[&'static str]| Step {
+        name,
+        action: Action::Program(environment_program(root, "ruff"), arguments.to_vec()),
+    };
+    let python = |name, program, arguments: &[&'static str]| Step {
+        name,
+        action: Action::Program(environment_program(root, program), arguments.to_vec()),
+    };
     let fuzz = if root.join("fuzz/Cargo.toml").exists() {
         cargo("fuzz", &["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"])
     } else {
@@ -72,6 +79,9 @@ fn steps(root: &Path) -> Vec<Step> {
         Step { name: "tidy", action: Action::Own("cargo xtask tidy", tidy::run) },
         cargo("clippy", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
         cargo("deny", &["deny", "--locked", "check", "bans", "licenses", "sources"]),
+        python("wheel", "maturin", &["develop", "--quiet", "--locked", "--manifest-path", "python/Cargo.toml"]),
+        python("mypy", "mypy", &["--strict", "python/thruway"]),
+        python("pytest", "pytest", &["python"]),
         cargo("tests", &["nextest", "run", "--workspace", "--locked", "--profile", "ci"]),
         cargo("doctests", &["test", "--doc", "--workspace", "--locked"]),
         Step { name: "doc", action: Action::Own("cargo doc, warnings denied", doc) },
@@ -89,6 +99,8 @@ fn perform(root: &Path, step: &Step) -> Result<Option<String>, String> {
             command.args(arguments).current_dir(root);
             // A plain build is what users have; the nightly switch belongs to the sanitizer's step alone.
             command.env_remove("RUSTC_BOOTSTRAP");
+            // Where maturin installs to.
+            command.env("VIRTUAL_ENV", root.join(".venv"));
             let status = command.status().map_err(|error| format!("cannot run {}: {error}{HINT}", program.display()))?;
             if status.success() { Ok(None) } else { Err(format!("{} ended with {status}", program.display())) }
         }
@@ -121,10 +133,10 @@ pub(crate) fn cargo_program() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// The pinned ruff of the test environment, or the machine's.
-fn ruff_program(root: &Path) -> PathBuf {
-    let pinned = root.join(".venv/bin/ruff");
-    if pinned.exists() { pinned } else { PathBuf::from("ruff") }
+/// A program of the test environment, where versions are pinned, or the machine's.
+fn environment_program(root: &Path, name: &str) -> PathBuf {
+    let pinned = root.join(".venv/bin").join(name);
+    if pinned.exists() { pinned } else { PathBuf::from(name) }
 }
 
 fn seconds(time: Duration) -> String {

@@ -505,3 +505,53 @@ fn a_panic_or_a_failing_wait_in_a_lane_frees_nothing_that_the_gpu_still_uses() {
         assert!(misused.is_empty(), "{results:?}: {misused:?}");
     }
 }
+
+#[test]
+fn a_load_into_memory_of_an_allocator_asks_for_all_of_it_in_small_shares_and_comes_after_its_stream() {
+    let fake = FakeCuda::start("DELAY_US=0..200");
+    let directory = scratch();
+    let path = model_file(&directory);
+    let session = session(&fake);
+    let gpu = Arc::clone(session.gpu().expect("a GPU"));
+    let asked: Arc<Mutex<Vec<thruway::model::Allocation>>> = Arc::default();
+    let (record, maker) = (Arc::clone(&asked), Arc::clone(&gpu));
+    let allocator = Box::new(move |wanted: &[thruway::model::Allocation]| {
+        record.lock().expect("no panic").extend(wanted.to_vec());
+        wanted.iter().map(|one| Ok(GpuBuffer::new(&maker, one.bytes)?.into())).collect()
+    });
+    let model = session.open(&path).expect("open");
+    // SAFETY: the default stream is always there.
+    let default_stream = unsafe { thruway::cuda::CallerStream::from_handle(0) };
+    let options = LoadOptions::all().allocator(allocator).shared_bytes(64 << 10).after(default_stream);
+    let (loaded, _) = model.load(options).expect("load");
+    assert_right(&loaded);
+    let asked = asked.lock().expect("no panic");
+    let places: Vec<&thruway::model::Place> = asked.iter().flat_map(|one| &one.places).collect();
+    assert_eq!(places.len(), tensors().len());
+    for one in asked.iter() {
+        assert!(one.bytes <= 64 << 10 || one.places.len() == 1, "{} bytes for {} tensors", one.bytes, one.places.len());
+        assert!(one.places.iter().all(|place| place.range.start % 256 == 0 && place.range.end <= one.bytes));
+    }
+    for place in places {
+        assert_eq!(place.range.len() as u64, model.entries()[place.entry].extent.length);
+    }
+}
+
+#[test]
+fn an_allocator_that_fails_or_gives_something_else_ends_the_load() {
+    let fake = FakeCuda::start("DELAY_US=0..200");
+    let directory = scratch();
+    let path = model_file(&directory);
+    let session = session(&fake);
+    let gpu = Arc::clone(session.gpu().expect("a GPU"));
+    let model = session.open(&path).expect("open");
+    let fails = Box::new(|_: &[thruway::model::Allocation]| Err(Error::new(ErrorKind::OutOfMemory, "none is left")));
+    let error = model.load(LoadOptions::all().allocator(fails)).expect_err("no memory");
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let short = Box::new(move |wanted: &[thruway::model::Allocation]| {
+        wanted.iter().map(|one| Ok(GpuBuffer::new(&gpu, one.bytes / 2)?.into())).collect()
+    });
+    let error = model.load(LoadOptions::all().allocator(short)).expect_err("half of it");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_right(&load(&session, &path, "auto").expect("the session works on"));
+}

@@ -1,0 +1,38 @@
+//! The native half of the Python package: `thruway._thruway`.
+//!
+//! It holds no logic of its own. Each file stands for one of the library's ideas and turns Python's values into the library's
+//! and back: [`session`] (one for each device and process), [`model`] (opening), [`loading`] (a load under way), [`save`],
+//! [`receipt`], [`error`], [`running`] (threads, and signals), [`command`]. What is done with them is in the package's Python files.
+
+mod command;
+mod error;
+mod loading;
+mod model;
+mod receipt;
+mod running;
+mod save;
+mod session;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _thruway {
+    #[pymodule_export]
+    use super::command::run_command;
+    #[pymodule_export]
+    use super::loading::{HostTensor, Loading};
+    #[pymodule_export]
+    use super::model::{Model, parse_header};
+    #[pymodule_export]
+    use super::receipt::Receipt;
+    #[pymodule_export]
+    use super::save::{layout, save};
+    #[pymodule_export]
+    use super::session::device_count;
+
+    #[pymodule_init]
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        use pyo3::types::PyModuleMethods;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

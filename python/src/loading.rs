@@ -1,0 +1,280 @@
+//! A load under way. Python allocates what a GPU's tensors need, some at a time, and makes tensors of it while bytes move.
+//!
+//! ```text
+//! this thread   next ─► [what to allocate] ─► give ─► (makes tensors) ─► next ─► … ─► next: None
+//! the load's         ─────── waits ───────►  moves bytes into them  ───►  …     ─► the receipt
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use thruway::cuda::{CallerStream, Gpu};
+use thruway::model::Allocation;
+use thruway::{Buffer, Cancel, Error, ErrorKind, GpuBuffer, LoadOptions, PathPolicy, Session, Tensor, Tensors};
+
+use crate::error::OrRaise;
+use crate::receipt::Receipt;
+use crate::running;
+
+/// What is to be loaded, and how.
+pub(crate) struct Wanted {
+    /// The tensors, or all.
+    pub(crate) select: Option<Vec<String>>,
+    /// Parts: name, dimension, start, end.
+    pub(crate) slices: Vec<(String, usize, u64, u64)>,
+    /// Which way.
+    pub(crate) path: PathPolicy,
+    /// How much tensors may share an allocation of.
+    pub(crate) shared_bytes: Option<u64>,
+    /// The caller's stream, which the load comes after.
+    pub(crate) stream: Option<u64>,
+    /// Called with the bytes moved so far.
+    pub(crate) progress: Option<Py<PyAny>>,
+}
+
+/// What the load's thread says.
+enum Event {
+    Allocate(Vec<Allocation>),
+    Done(thruway::Result<(Tensors, thruway::Receipt)>),
+}
+
+/// What [`Loading::next`] gives: for each allocation its bytes, and of each tensor in it name, dtype, shape, offset, bytes.
+type Request = Vec<(usize, Vec<(String, &'static str, Vec<u64>, usize, usize)>)>;
+
+struct State {
+    events: Receiver<Event>,
+    /// Takes the memory that was asked for; gone when no more is wanted.
+    give: Option<SyncSender<Vec<Buffer>>>,
+    /// The bytes of each allocation that was asked for.
+    asked: Vec<usize>,
+    thread: Option<JoinHandle<()>>,
+    done: Option<(Tensors, thruway::Receipt)>,
+}
+
+/// A load that has begun. Dropped early, it is cancelled.
+#[pyclass(frozen, module = "thruway._thruway")]
+pub(crate) struct Loading {
+    model: Arc<thruway::Model>,
+    gpu: Option<Arc<Gpu>>,
+    cancel: Cancel,
+    moved: Arc<AtomicU64>,
+    progress: Option<Py<PyAny>>,
+    process: u32,
+    state: Mutex<State>,
+}
+
+impl Loading {
+    pub(crate) fn begin(model: &Arc<thruway::Model>, session: &Session, wanted: Wanted) -> thruway::Result<Self> {
+        let (cancel, moved) = (Cancel::default(), Arc::new(AtomicU64::new(0)));
+        let mut options = LoadOptions::all().path(wanted.path).cancel(cancel.clone());
+        if let Some(names) = wanted.select {
+            options = options.select(names);
+        }
+        for (name, dimension, start, end) in wanted.slices {
+            options = options.slice(name, dimension, start..end);
+        }
+        if let Some(bytes) = wanted.shared_bytes {
+            options = options.shared_bytes(bytes);
+        }
+        if wanted.progress.is_some() {
+            let moved = Arc::clone(&moved);
+            options = options.progress(Arc::new(move |bytes| moved.store(bytes, Ordering::Relaxed)));
+        }
+        let (tell, events) = sync_channel(1);
+        let mut give = None;
+        if session.gpu().is_some() {
+            let (sender, given) = sync_channel(1);
+            give = Some(sender);
+            let ask = tell.clone();
+            let gone = || Error::new(ErrorKind::Cancelled, "the load was given up");
+            options = options.allocator(Box::new(move |wanted: &[Allocation]| {
+                ask.send(Event::Allocate(wanted.to_vec())).map_err(|_| gone())?;
+                given.recv().map_err(|_| gone())
+            }));
+            if let Some(stream) = wanted.stream {
+                // SAFETY: the package passes the handle of torch's current stream on this GPU, which torch keeps for as
+                // long as the process lives.
+                options = options.after(unsafe { CallerStream::from_handle(stream) });
+            }
+        }
+        let its_model = Arc::clone(model);
+        // Nobody may be left to hear of it.
+        let thread = running::start(move || drop(tell.send(Event::Done(its_model.load(options)))))?;
+        let state = State { events, give, asked: Vec::new(), thread: Some(thread), done: None };
+        Ok(Self {
+            model: Arc::clone(model),
+            gpu: session.gpu().cloned(),
+            cancel,
+            moved,
+            progress: wanted.progress,
+            process: std::process::id(),
+            state: Mutex::new(state),
+        })
+    }
+
+    fn state(&self) -> PyResult<MutexGuard<'_, State>> {
+        if self.process != std::process::id() {
+            return Err(PyRuntimeError::new_err("this load belongs to the process that this one was forked from"));
+        }
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(state)) => Ok(state.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err("another thread waits for this load")),
+        }
+    }
+
+    fn request(&self, wanted: &[Allocation]) -> Request {
+        let places = |allocation: &Allocation| {
+            let place = |place: &thruway::model::Place| {
+                let entry = &self.model.entries()[place.entry];
+                (entry.name.clone(), entry.dtype.name(), place.shape.clone(), place.range.start, place.range.len())
+            };
+            (allocation.bytes, allocation.places.iter().map(place).collect())
+        };
+        wanted.iter().map(places).collect()
+    }
+}
+
+#[pymethods]
+impl Loading {
+    /// Waits until memory is wanted, and says how much and for what; `None` when the load is done. Raises its failure.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Request>> {
+        let mut state = self.state()?;
+        if state.done.is_some() {
+            return Ok(None);
+        }
+        let tick = |py: Python<'_>| running::tell_progress(py, self.progress.as_ref(), self.moved.load(Ordering::Relaxed));
+        let event = running::receive(py, &mut state.events, tick);
+        match event {
+            Ok(Event::Allocate(wanted)) => {
+                state.asked = wanted.iter().map(|allocation| allocation.bytes).collect();
+                Ok(Some(self.request(&wanted)))
+            }
+            Ok(Event::Done(result)) => {
+                state.end(py, &self.cancel);
+                state.done = Some(result.or_raise(py)?);
+                tick(py)?;
+                Ok(None)
+            }
+            Err(raised) => {
+                state.end(py, &self.cancel);
+                Err(raised)
+            }
+        }
+    }
+
+    /// Hands over the GPU memory that [`next`](Self::next) asked for: of each allocation its address and what keeps it.
+    fn give(&self, memory: Vec<(u64, Py<PyAny>)>) -> PyResult<()> {
+        let mut state = self.state()?;
+        let asked = std::mem::take(&mut state.asked);
+        let (Some(gpu), Some(give)) = (&self.gpu, &state.give) else {
+            return Err(PyRuntimeError::new_err("this load wants no memory"));
+        };
+        if asked.len() != memory.len() {
+            return Err(PyValueError::new_err(format!("{} allocations are wanted, not {}", asked.len(), memory.len())));
+        }
+        let lend = |((address, keep), bytes): ((u64, Py<PyAny>), usize)| -> Buffer {
+            // SAFETY: the package passes the address of a tensor of just these bytes that it has allocated on this GPU for
+            // this load, and the tensor itself; nobody else has it before the load is done.
+            unsafe { GpuBuffer::lent(gpu, address, bytes, Box::new(keep)) }.into()
+        };
+        let buffers = memory.into_iter().zip(asked).map(lend).collect();
+        // The load may have failed meanwhile: `next` tells.
+        drop(give.send(buffers));
+        Ok(())
+    }
+
+    /// The tensors of a load to host memory that is done, in the order of their bytes.
+    fn tensors(&self) -> PyResult<Vec<HostTensor>> {
+        let state = self.state()?;
+        let (tensors, _) = state.done.as_ref().ok_or_else(|| PyRuntimeError::new_err("the load is not done"))?;
+        Ok(tensors.iter().map(|tensor| HostTensor { tensor: tensor.clone() }).collect())
+    }
+
+    /// The receipt of a load that is done.
+    #[getter]
+    fn receipt(&self) -> PyResult<Receipt> {
+        let state = self.state()?;
+        let (_, receipt) = state.done.as_ref().ok_or_else(|| PyRuntimeError::new_err("the load is not done"))?;
+        Ok(Receipt::new(receipt.clone()))
+    }
+
+    /// Stops the load and waits until nothing moves any more.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.cancel.cancel();
+        self.state()?.end(py, &self.cancel);
+        Ok(())
+    }
+}
+
+impl State {
+    /// Ends the load's thread, which is done or is given up.
+    fn end(&mut self, py: Python<'_>, cancel: &Cancel) {
+        let Some(thread) = self.thread.take() else { return };
+        cancel.cancel();
+        self.give = None;
+        // It may wait for its last word to be heard.
+        let events: &mut Receiver<Event> = &mut self.events;
+        py.detach(move || {
+            while events.recv().is_ok() {}
+            // A panic there was told by what it did not say.
+            drop(thread.join());
+        });
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if self.process != std::process::id() {
+            // The thread is the parent's.
+            let _never_joined = state.thread.take().map(std::mem::ManuallyDrop::new);
+            return;
+        }
+        // Without an interpreter to release (it is being shut down) the process ends and the thread with it.
+        Python::try_attach(|py| state.end(py, &self.cancel));
+    }
+}
+
+/// A tensor in host memory, which lives as long as this does.
+#[pyclass(frozen, module = "thruway._thruway")]
+pub(crate) struct HostTensor {
+    tensor: Tensor,
+}
+
+#[pymethods]
+impl HostTensor {
+    /// The name.
+    #[getter]
+    fn name(&self) -> &str {
+        self.tensor.name()
+    }
+
+    /// The dtype, as the format calls it.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.tensor.dtype().name()
+    }
+
+    /// The length of each dimension.
+    #[getter]
+    fn shape(&self) -> Vec<u64> {
+        self.tensor.shape().to_vec()
+    }
+
+    /// The address of its first byte.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.tensor.address()
+    }
+
+    /// How many bytes it has.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.tensor.byte_count()
+    }
+}

@@ -1,0 +1,124 @@
+"""The package in a process: imports, threads, forks, signals, memory, and the command."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import thruway
+import thruway.numpy as ours
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ours.save_file(
+        {f"t{number}": np.full(50_000, number, np.int32) for number in range(20)}, tmp_path / "model.safetensors"
+    )
+    return tmp_path / "model.safetensors"
+
+
+def assert_right(arrays: dict[str, np.ndarray]) -> None:
+    assert len(arrays) == 20
+    assert all((array == int(name[1:])).all() for name, array in arrays.items())
+
+
+def test_importing_brings_neither_torch_nor_numpy_along() -> None:
+    program = "import sys, thruway; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_threads_load_at_once(path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for arrays in threads.map(lambda _: ours.load_file(path, backend="pread"), range(64)):
+            assert_right(arrays)
+
+
+def _in_child(path: Path) -> None:
+    assert_right(ours.load_file(path, backend="pread"))
+    os._exit(7)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_loads_for_itself(path: Path) -> None:
+    assert_right(ours.load_file(path, backend="pread"))
+    child = multiprocessing.get_context("fork").Process(target=_in_child, args=(path,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 7
+
+
+def _with_a_handle(opened: thruway.safe_open) -> None:
+    with pytest.raises(thruway.UnsupportedError, match="forked"):
+        opened.get_tensor("t1")
+    os._exit(7)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_handle_from_before_a_fork_is_refused_and_does_not_hang(path: Path) -> None:
+    opened = thruway.safe_open(path, "np", backend="pread")
+    child = multiprocessing.get_context("fork").Process(target=_with_a_handle, args=(opened,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 7
+
+
+def test_ctrl_c_stops_a_load_and_the_next_one_works(path: Path) -> None:
+    """The signal comes while bytes move: the progress callback, which runs on this thread, sends it."""
+    sent = []
+
+    def send(moved: int) -> None:
+        if not sent:
+            sent.append(moved)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        ours.load_file(path, progress=send)
+        # A load that was over at the first tick: the handler runs at the latest here.
+        threading.Event().wait(1)
+    assert sent
+    assert_right(ours.load_file(path, backend="pread"))
+
+
+def test_a_callback_that_fails_ends_the_load(path: Path) -> None:
+    def fail(moved: int) -> None:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        ours.load_file(path, progress=fail)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_thousand_loads_hold_no_memory_and_no_descriptor(path: Path) -> None:
+    def work(count: int) -> None:
+        for _ in range(count):
+            ours.load_file(path, backend="pread")
+            ours.load_file(path)
+
+    work(100)
+    before, descriptors = _resident_bytes(), len(list(Path("/proc/self/fd").iterdir()))
+    work(1000)
+    assert _resident_bytes() - before < 16 << 20
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_the_command_is_there_with_its_exit_status(path: Path) -> None:
+    command = Path(sysconfig.get_path("scripts")) / "thruway"
+    for start in ([command], [sys.executable, "-m", "thruway"]):
+        told = subprocess.run([*start, "--json", "inspect", path], capture_output=True, text=True, check=True)
+        assert len(json.loads(told.stdout)["tensors"]) == 20
+        assert subprocess.run([*start, "load", "/nothing"], capture_output=True, check=False).returncode == 1
+        assert subprocess.run([*start, "bogus"], capture_output=True, check=False).returncode == 2

@@ -1,0 +1,194 @@
+"""`safe_open`: a model read tensor by tensor."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from thruway import _host, _index
+from thruway._errors import InvalidInputError, MalformedError, ThruwayError
+from thruway._thruway import Model, Receipt
+
+_FRAMEWORKS = {
+    "pt": "thruway.torch",
+    "torch": "thruway.torch",
+    "pytorch": "thruway.torch",
+    "np": "thruway.numpy",
+    "numpy": "thruway.numpy",
+}
+_BACKENDS = ("mmap", "pread")
+
+
+class safe_open:
+    """Opens a safetensors file, a directory of shards or an index, and reads tensors of it.
+
+    Args:
+        filename: what to open. Only headers are read.
+        framework: "pt" or "np", what tensors are made of.
+        device: "cpu", or with torch "cuda", "cuda:1" or an integer for a GPU.
+        backend: on the CPU, "mmap" maps files, which are read as tensors are touched; "pread" reads tensors when they
+            are asked for, past the page cache where that is faster, into memory of their own. GPUs take no heed of it.
+        path: the path that bytes take: "auto", "staged" or "cached"; "direct" is an error where there is no such path.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        SafetensorError: a file breaks the rules of the format.
+    """
+
+    def __init__(
+        self,
+        filename: str | PathLike[str],
+        framework: str,
+        device: str | int | Any = "cpu",
+        *,
+        backend: str = "mmap",
+        path: str = "auto",
+    ) -> None:
+        if framework not in _FRAMEWORKS:
+            raise InvalidInputError(f"framework {framework} is invalid: use one of {', '.join(sorted(_FRAMEWORKS))}")
+        if backend not in _BACKENDS:
+            raise InvalidInputError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        self._framework: ModuleType = importlib.import_module(_FRAMEWORKS[framework])
+        # Where tensors are loaded to, and where they go from there if that is not where they belong.
+        self._memory, self._device = self._framework._place(device)
+        self._path = path
+        self._maps: dict[int, Any] | None = (
+            {} if backend == "mmap" and self._memory == "host" and path == "auto" else None
+        )
+        self._model: Model | None = Model(filename, self._memory)
+        self._entries = {entry[0]: entry for entry in self._model.entries()}
+        self._files = [Path(file) for file in self._model.files()]
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._model, self._maps = None, None if self._maps is None else {}
+
+    def _opened(self) -> Model:
+        if self._model is None:
+            raise ThruwayError("File is closed")
+        return self._model
+
+    def _entry(self, name: str) -> tuple[str, str, list[int], int, int, int]:
+        self._opened()
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise InvalidInputError(f"File does not contain tensor {name}") from None
+
+    def keys(self) -> list[str]:
+        """The names, sorted."""
+        self._opened()
+        return sorted(self._entries)
+
+    def offset_keys(self) -> list[str]:
+        """The names, file by file in the order of their bytes."""
+        self._opened()
+        return list(self._entries)
+
+    def metadata(self) -> dict[str, str] | None:
+        """The text pairs in the header; of several files, of all of them."""
+        model = self._opened()
+        found = [model.metadata(file) for file in range(len(self._files))]
+        have = [one for one in found if one is not None]
+        return {key: value for one in reversed(have) for key, value in one.items()} if have else None
+
+    def get_shape(self, name: str) -> list[int]:
+        """The length of each dimension of a tensor."""
+        return list(self._entry(name)[2])
+
+    def get_dtype(self, name: str) -> str:
+        """The dtype of a tensor, as the format calls it: "F32"."""
+        return self._entry(name)[1]
+
+    def get_tensor(self, name: str) -> Any:
+        """A tensor."""
+        return self._part(name, None)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors, in the order of their bytes."""
+        if self._maps is not None:
+            return {name: self._part(name, None) for name in self.offset_keys()}
+        return self._load(None, [])
+
+    def get_slice(self, name: str) -> Slice:
+        """A tensor to be indexed: only the part that is asked for is read."""
+        return Slice(self, self._entry(name))
+
+    def _part(self, name: str, narrowed: tuple[int, int, int] | None) -> Any:
+        """A tensor, or of one dimension a range."""
+        entry = self._entry(name)
+        _, dtype, shape, file, start, end = entry
+        if self._maps is None:
+            return self._load([name] if narrowed is None else [], [] if narrowed is None else [(name, *narrowed)])[name]
+        if file not in self._maps:
+            self._maps[file] = _host.mapped(self._files[file])
+        if len(self._maps[file]) < end:
+            raise MalformedError(f"{self._files[file]} was cut after it was opened")
+        tensor = self._framework._view(self._maps[file], dtype, shape, start)
+        if narrowed is not None:
+            dimension, first, last = narrowed
+            tensor = tensor[(*[slice(None)] * dimension, slice(first, last))]
+        return self._framework._to(tensor, self._device)
+
+    def _load(self, select: list[str] | None, slices: list[tuple[str, int, int, int]]) -> dict[str, Any]:
+        loaded, _ = load(self._framework, self._opened(), self._memory, select, slices, path=self._path)
+        return {name: self._framework._to(tensor, self._device) for name, tensor in loaded.items()}
+
+
+class Slice:
+    """A tensor that is read only where it is indexed, by integers, slices with a step of 1 or more, and an ellipsis."""
+
+    def __init__(self, opened: safe_open, entry: tuple[str, str, list[int], int, int, int]) -> None:
+        self._opened, self._entry = opened, entry
+
+    def get_shape(self) -> list[int]:
+        """The length of each dimension of the whole tensor."""
+        return list(self._entry[2])
+
+    def get_dtype(self) -> str:
+        """The dtype, as the format calls it: "F32"."""
+        return self._entry[1]
+
+    def __getitem__(self, index: Any) -> Any:
+        """A part of the tensor, by numpy's rules."""
+        shape = self._opened._framework._shape(self._entry[1], self._entry[2])
+        parts = _index.parts_of(index, shape)
+        narrowed = _index.narrowest(parts, shape)
+        if shape != self._entry[2]:
+            # Two elements of the format in one of torch's: what lies between two of those cannot be told apart.
+            narrowed = None
+        tensor = self._opened._part(self._entry[0], narrowed)
+        return self._opened._framework._packed(tensor[_index.within(parts, narrowed)])
+
+
+def load(
+    framework: ModuleType,
+    model: Model,
+    memory: str,
+    select: list[str] | None,
+    slices: list[tuple[str, int, int, int]],
+    *,
+    path: str = "auto",
+    progress: Callable[[int], object] | None = None,
+) -> tuple[dict[str, Any], Receipt]:
+    """Loads tensors of a model, some or all, into host memory or a GPU's."""
+    stream, shared = framework._gpu_terms(memory)
+    loading = model.load(select=select, slices=slices, path=path, shared_bytes=shared, stream=stream, progress=progress)
+    tensors: dict[str, Any] = {}
+    while (wanted := loading.next()) is not None:
+        framework._allocate(loading, wanted, memory, tensors)
+    if memory == "host":
+        tensors = {one.name: _owned(framework, one) for one in loading.tensors()}
+    return tensors, loading.receipt
+
+
+def _owned(framework: ModuleType, tensor: Any) -> Any:
+    return framework._view(_host.buffer_of(tensor), tensor.dtype, tensor.shape, 0)

@@ -1,0 +1,78 @@
+"""What saving has in common for all frameworks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+from thruway import _thruway
+from thruway._errors import InvalidInputError
+from thruway._thruway import Receipt
+
+
+class Source(NamedTuple):
+    """A tensor to be saved."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    # "host" or "cuda:N".
+    device: str
+    address: int
+    nbytes: int
+    keep: object
+
+
+def checked(tensors: Mapping[str, Any], source: Callable[[str, Any], Source]) -> list[Source]:
+    """The sources of all tensors of a dictionary."""
+    if not isinstance(tensors, Mapping):
+        raise InvalidInputError(f"Expected a dict of [str, tensor] but received {type(tensors)}")
+    for name in tensors:
+        if not isinstance(name, str):
+            raise InvalidInputError(f"the names of tensors are str, not {type(name).__name__}: {name!r}")
+    return [source(name, tensor) for name, tensor in tensors.items()]
+
+
+def _pairs(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    pairs = dict(metadata or {})
+    for key, value in pairs.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidInputError(f"metadata is text, and this is not: {key!r}: {value!r}")
+    return pairs
+
+
+def to_storage(
+    sources: list[Source],
+    filename: str | PathLike[str],
+    metadata: Mapping[str, str] | None,
+    max_shard_bytes: int | None,
+    stream: int | None,
+    receipt: Callable[[Receipt], object] | None,
+) -> None:
+    """Saves as a file, or as a directory of shards."""
+    devices = {source.device for source in sources} - {"host"}
+    if len(devices) > 1:
+        raise InvalidInputError(
+            f"the tensors lie on several GPUs ({', '.join(sorted(devices))}): save those of one at a time"
+        )
+    told = _thruway.save(
+        [((one.name, one.dtype, one.shape), (one.device, one.address, one.nbytes, one.keep)) for one in sources],
+        filename,
+        device=devices.pop() if devices else "host",
+        metadata=_pairs(metadata),
+        max_shard_bytes=max_shard_bytes,
+        way="auto",
+        stream=stream,
+        progress=None,
+    )
+    if receipt is not None:
+        receipt(told)
+
+
+def to_bytes(sources: list[Source], metadata: Mapping[str, str] | None) -> bytes:
+    """The bytes of a file. All sources lie in host memory."""
+    head, order = _thruway.layout([(one.name, one.dtype, one.shape) for one in sources], _pairs(metadata))
+    parts = [ctypes.string_at(sources[at].address, sources[at].nbytes) for at in order if sources[at].nbytes]
+    return b"".join([head, *parts])
