@@ -1,8 +1,8 @@
 //! The native half of the Python package: `thruway._thruway`.
 //!
 //! It holds no logic of its own. Each file stands for one of the library's ideas and turns Python's values into the library's
-//! and back: [`session`] (one for each device and process), [`model`] (opening), [`loading`] (a load under way), [`save`],
-//! [`receipt`], [`error`], [`running`] (threads, and signals), [`command`]. What is done with them is in the package's Python files.
+//! and back: `session` (one for each device and process), `model` (opening), `loading` (a load under way), `save`,
+//! `receipt`, `error`, `running` (threads, and signals), `command`. What is done with them is in the package's Python files.
 
 mod command;
 mod error;

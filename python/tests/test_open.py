@@ -55,6 +55,7 @@ INDICES = [
     (2, 3, 1),
     (slice(None), slice(None), slice(0, 0)),
     (slice(1, None, 3), slice(None, None, 2), slice(None, 2)),
+    [],
 ]
 
 

@@ -39,6 +39,8 @@ def _part(one: Any, length: int, dimension: int) -> Part:
         start, stop, _ = one.indices(length)
         return start, max(start, stop), step
     if isinstance(one, list):
+        if not one:
+            return 0, 0, 1
         raise InvalidInputError("lists of indices are not supported: load the tensor and index it")
     try:
         number = operator.index(one)
