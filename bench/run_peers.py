@@ -172,6 +172,7 @@ class Driver:
         self.data = suite.data.setdefault("scenarios", {})
         self.seconds: dict[tuple[str, str], float] = {}
         unpack(args.wheels, self.place / "packages")
+        unpack(args.own, self.place / "packages")
         unpack(args.candidate, self.place / "packages-candidate")
         self.libraries = cuda_libraries(self.python)
         told = run([args.thruway, "--version"], 30).stdout.split()
@@ -257,23 +258,9 @@ class Driver:
 
     def save(self, scenario: Scenario, system: System) -> dict:
         size, count = self.data["save"]["bytes"], str(scenario.repeat)
-        if system.name != "thruway":
-            command = [self.python, HERE / "save_peers.py", system.name, self.place, "--bytes", str(size)]
-            command += ["--repeat", count, "--device", self.args.device]
-            return self.suite.run(command, scenario.limit, self.environment(system)).json()
-        device = "host" if self.args.device == "cpu" else self.args.device
-        command = [self.args.thruway, "--json", "bench", "--device", device, "--dir", self.place]
-        told = self.suite.run([*command, "--size", str(size), "--repeat", count], scenario.limit).json()
-        saved = next((result for result in told["results"] if result["name"].startswith("save")), None)
-        if saved is None or not saved.get("gb_per_s"):
-            raise StepError("`thruway bench` told of no save")
-        for limit in told["limits"]:
-            if limit["name"] == "O_DIRECT write, fresh file, best" and limit["gb_per_s"]:
-                self.data["save"].setdefault("limits", []).append(limit["gb_per_s"])
-        # Its command tells one figure, that of all its runs, and saves after other work in the same process.
-        runs = [{"seconds": saved["bytes"] / saved["gb_per_s"] / 1e9, "cpu_seconds": saved["cpu_seconds"]}]
-        known = {"name": "thruway", "version": self.version, "bytes": saved["bytes"]}
-        return {**known, "runs": runs, "first_unknown": True}
+        command = [self.python, HERE / "save_peers.py", system.name, self.place, "--bytes", str(size)]
+        command += ["--repeat", count, "--device", self.args.device]
+        return self.suite.run(command, scenario.limit, self.environment(system)).json()
 
     # ------------------------------------------------------------------ the same start for all
 
@@ -335,6 +322,7 @@ def main() -> int:
     names = [scenario.name for scenario in SCENARIOS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, help="folder of the peers' wheels")
+    parser.add_argument("--own", type=Path, help="folder of Thruway's wheel, if the interpreter has not got it")
     parser.add_argument("--candidate", type=Path, help="folder of wheels that replace others")
     parser.add_argument("--dir", type=Path, required=True, help="a directory on the drive, with 20 GB free")
     parser.add_argument("--thruway", type=Path, required=True, help="the release binary")

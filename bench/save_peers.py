@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Saves tensors from the device with one other piece of software, and tells how it went as one JSON object.
+"""Saves tensors from the device with Thruway or other software, and tells how it went as one JSON object.
 
     save_peers.py NAME DIRECTORY [--bytes N] [--repeat N] [--device cuda:0]
 
@@ -7,6 +7,7 @@ The tensors are 64 MiB each, bf16, random. A run begins when the device is synch
 was written and its directory are synced to the drive: what is saved is there after a loss of power. Each run writes
 fresh files into a directory of its own, which is removed afterwards, outside the clock.
 
+    thruway                save_file, one file
     torch.save             one file
     safetensors            save_file, one file
     dcp                    torch.distributed.checkpoint, FileSystemWriter with 16 threads, one rank
@@ -36,6 +37,12 @@ THREADS = 16
 KVIKIO_TASK_BYTES = 8 << 20
 
 Tensors = dict[str, Any]
+
+
+def thruway(tensors: Tensors, directory: Path) -> None:
+    from thruway.torch import save_file
+
+    save_file(tensors, directory / "model.safetensors")
 
 
 def torch_save(tensors: Tensors, directory: Path) -> None:
@@ -78,6 +85,7 @@ def kvikio(tensors: Tensors, directory: Path) -> None:
 
 
 PEERS: dict[str, tuple[str, Callable[[Tensors, Path], None]]] = {
+    "thruway": ("thruway", thruway),
     "torch.save": ("torch", torch_save),
     "safetensors": ("safetensors", safetensors),
     "dcp": ("torch", dcp),

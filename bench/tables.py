@@ -103,10 +103,8 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
 
         is_limit = label.startswith(LIMIT)
         size = processes[0]["bytes"] if is_limit or name == "save" else scenario["bytes"]
-        first = [figure(process["runs"][0], size) for process in processes if not process.get("first_unknown")]
-        later = [
-            figure(one, size) for process in processes for one in process["runs"][not process.get("first_unknown") :]
-        ]
+        first = [figure(process["runs"][0], size) for process in processes]
+        later = [figure(one, size) for process in processes for one in process["runs"][1:]]
         cpu = median(process["runs"][0]["cpu_seconds"] for process in processes) / size * 1e9
         memory = [process["peak_host_bytes"] for process in processes if process.get("peak_host_bytes") is not None]
         notes = sorted({way for process in processes for way in process.get("taken", [])})
