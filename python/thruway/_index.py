@@ -48,7 +48,9 @@ def _part(one: Any, length: int, dimension: int) -> Part:
         raise InvalidInputError(
             f"a tensor is indexed by integers, slices and '...', not by {type(one).__name__}"
         ) from None
-    if not -length <= number < length:
+    if number < -length:
+        raise InvalidInputError(f"Invalid index {number} for dimension {dimension} of size {length}")
+    if number >= length:
         raise InvalidInputError(f"index {number} out of bounds for tensor dimension #{dimension} of size {length}")
     return number % length
 

@@ -15,8 +15,9 @@ from thruway._errors import InvalidInputError, UnsupportedError
 from thruway._open import load as _load
 from thruway._open import safe_open
 from thruway._thruway import Loading, Model, Receipt, parse_header
+from thruway.torch._module import load_model, save_model
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
 # The format's name of each dtype; some are younger than the oldest torch that is supported.
 _NAMES = {
@@ -137,7 +138,9 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
         if tensor.device.type == "meta":
             raise UnsupportedError(f"`{name}` is a meta tensor: it has no bytes to save")
         if not tensor.is_contiguous():
-            raise InvalidInputError(f"`{name}` is not contiguous\nhint: call `.contiguous()` on it first")
+            raise InvalidInputError(
+                f"`{name}` is not contiguous\nhint: call `.contiguous()` on it first, or use save_model(..., force_contiguous=True)"
+            )
         if tensor.numel():
             start = tensor.data_ptr()
             storage = (tensor.device, tensor.untyped_storage().data_ptr())
