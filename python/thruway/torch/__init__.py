@@ -138,9 +138,8 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
         if tensor.device.type == "meta":
             raise UnsupportedError(f"`{name}` is a meta tensor: it has no bytes to save")
         if not tensor.is_contiguous():
-            raise InvalidInputError(
-                f"`{name}` is not contiguous\nhint: call `.contiguous()` on it first, or use save_model(..., force_contiguous=True)"
-            )
+            hint = "call `.contiguous()` on it first, or use save_model(..., force_contiguous=True)"
+            raise InvalidInputError(f"`{name}` is not contiguous\nhint: {hint}")
         if tensor.numel():
             start = tensor.data_ptr()
             storage = (tensor.device, tensor.untyped_storage().data_ptr())
