@@ -61,6 +61,12 @@ impl Model {
         self.model.files().map(std::path::Path::to_owned).collect()
     }
 
+    /// Device, inode, length and time of the last change, in nanoseconds, of one of the files when its header was read.
+    fn identity(&self, file: usize) -> PyResult<(u64, u64, u64, i128)> {
+        let identity = self.model.identity(file).ok_or_else(|| PyIndexError::new_err("there is no such file"))?;
+        Ok((identity.device, identity.inode, identity.length, identity.modified_ns))
+    }
+
     /// The `__metadata__` of one of the files.
     fn metadata(&self, file: usize) -> PyResult<Metadata> {
         if file >= self.model.files().len() {

@@ -111,6 +111,19 @@ def test_mistakes_are_named(path: Path) -> None:
             call()
 
 
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_a_file_that_was_replaced_or_cut_after_it_was_opened_is_not_read(path: Path, backend: str) -> None:
+    opened = safe_open(path, "np", backend=backend)
+    thruway.numpy.save_file({"b": WHOLE + 1}, path)
+    with pytest.raises(thruway.ChangedError):
+        opened.get_tensor("b")
+    opened = safe_open(path, "np", backend=backend)
+    with path.open("r+b") as file:
+        file.truncate(200)
+    with pytest.raises(thruway.SafetensorError):
+        opened.get_tensor("b")
+
+
 def test_a_handle_reads_a_tensor_again_and_again(path: Path) -> None:
     for backend in ("mmap", "pread"):
         with safe_open(path, "pt", backend=backend) as opened:

@@ -167,6 +167,16 @@ def test_errors_are_of_the_kinds_that_programs_catch(tmp_path: Path, write_file)
             ours.load_file(tmp_path / "cut")
 
 
+def test_arguments_that_cannot_be_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shard"):
+        ours.save_file({"a": torch.ones(3)}, tmp_path / "a", max_shard_bytes=-1)
+    with pytest.raises(ValueError, match="metadata"):
+        ours.save_file({"a": torch.ones(3)}, tmp_path / "a", ["b"])
+    with pytest.raises(TypeError, match="load_file"):
+        ours.load("model.safetensors")
+    assert ours.load(bytearray(ours.save({"a": torch.ones(3)})))["a"].sum() == 3
+
+
 def test_a_required_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     ours.save_file({"a": torch.zeros(8)}, tmp_path / "a")
     with pytest.raises(thruway.PathUnavailableError):

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
+from thruway._errors import ChangedError
 from thruway._thruway import HostTensor
 
 
-def mapped(path: Path) -> mmap.mmap | bytearray:
-    """The whole file as memory that may be written and whose changes stay in it. Read as it is touched."""
+def mapped(path: Path, identity: tuple[int, int, int, int]) -> mmap.mmap:
+    """The whole file as memory that may be written and whose changes stay in it. Read as it is touched.
+
+    Raises:
+        ChangedError: it is not the file any more whose header was read.
+    """
     with path.open("rb") as file:
-        # An empty file cannot be mapped, and its header could not be read either.
+        now = os.fstat(file.fileno())
+        if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != identity:
+            raise ChangedError(f"{path} was changed or replaced after it was opened\nhint: open it again")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 

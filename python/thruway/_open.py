@@ -10,7 +10,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from thruway import _host, _index
-from thruway._errors import InvalidInputError, MalformedError, ThruwayError
+from thruway._errors import InvalidInputError, ThruwayError
 from thruway._thruway import Model, Receipt
 
 _FRAMEWORKS = {
@@ -125,13 +125,11 @@ class safe_open:
     def _part(self, name: str, narrowed: tuple[int, int, int] | None) -> Any:
         """A tensor, or of one dimension a range."""
         entry = self._entry(name)
-        _, dtype, shape, file, start, end = entry
+        _, dtype, shape, file, start, _ = entry
         if self._maps is None:
             return self._load([name] if narrowed is None else [], [] if narrowed is None else [(name, *narrowed)])[name]
         if file not in self._maps:
-            self._maps[file] = _host.mapped(self._files[file])
-        if len(self._maps[file]) < end:
-            raise MalformedError(f"{self._files[file]} was cut after it was opened")
+            self._maps[file] = _host.mapped(self._files[file], self._opened().identity(file))
         tensor = self._framework._view(self._maps[file], dtype, shape, start)
         if narrowed is not None:
             dimension, first, last = narrowed

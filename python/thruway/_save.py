@@ -36,6 +36,8 @@ def checked(tensors: Mapping[str, Any], source: Callable[[str, Any], Source]) ->
 
 
 def _pairs(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidInputError(f"metadata is a dict of text to text, not {type(metadata).__name__}")
     pairs = dict(metadata or {})
     for key, value in pairs.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -52,6 +54,8 @@ def to_storage(
     receipt: Callable[[Receipt], object] | None,
 ) -> None:
     """Saves as a file, or as a directory of shards."""
+    if max_shard_bytes is not None and max_shard_bytes < 1:
+        raise InvalidInputError(f"a shard cannot hold {max_shard_bytes} bytes")
     devices = {source.device for source in sources} - {"host"}
     if len(devices) > 1:
         raise InvalidInputError(
@@ -69,6 +73,13 @@ def to_storage(
     )
     if receipt is not None:
         receipt(told)
+
+
+def bytes_of(data: bytes | bytearray | memoryview) -> bytes:
+    """What is given to `load`."""
+    if isinstance(data, str):
+        raise TypeError("load takes the bytes of a file; load_file takes its path")
+    return bytes(data)
 
 
 def to_bytes(sources: list[Source], metadata: Mapping[str, str] | None) -> bytes:

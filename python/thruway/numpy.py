@@ -78,8 +78,9 @@ def load_file(
     return arrays
 
 
-def load(data: bytes) -> dict[str, np.ndarray]:
+def load(data: bytes | bytearray | memoryview) -> dict[str, np.ndarray]:
     """The arrays in the bytes of a file. They are copies."""
+    data = _save.bytes_of(data)
     entries, _ = parse_header(data, len(data))
     return {name: _view(data, dtype, shape, start).copy() for name, dtype, shape, _, start, _ in entries}
 

@@ -86,8 +86,9 @@ def load_file(
     return {name: _to(tensor, target) for name, tensor in tensors.items()}
 
 
-def load(data: bytes) -> dict[str, torch.Tensor]:
+def load(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:
     """The tensors in the bytes of a file. They are copies."""
+    data = _save.bytes_of(data)
     entries, _ = parse_header(data, len(data))
     own = bytearray(data)
     return {name: _view(own, dtype, shape, start) for name, dtype, shape, _, start, _ in entries}

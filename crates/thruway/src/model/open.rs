@@ -152,6 +152,12 @@ impl Model {
         self.files.iter().map(|file| file.file.path.as_path())
     }
 
+    /// Which file one of the files was, and in which state, when its header was read: what a caller who reads it in ways of its
+    /// own has to find again. `None` if there is no such file.
+    pub fn identity(&self, file: usize) -> Option<Identity> {
+        self.files.get(file)?.file.expected
+    }
+
     /// The `__metadata__` of one of the files; `None` if its header has none.
     pub fn metadata(&self, file: usize) -> Option<&BTreeMap<String, String>> {
         self.files.get(file)?.metadata.as_ref()
