@@ -80,7 +80,9 @@ def test_every_range_of_every_dimension(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", [5, -6, (0, 0, 0, 0), slice(None, None, -1), slice(None, None, 0), [0], "a", 1.5, (..., ...)], ids=str
+    "index",
+    [5, -6, (0, 0, 0, 0), slice(None, None, -1), slice(None, None, 0), [0], "a", 1.5, (..., ...), True, np.array([1])],
+    ids=str,
 )
 def test_an_index_that_cannot_be_is_an_error(path: Path, index: object) -> None:
     with safe_open(path, "np") as opened, pytest.raises(ValueError):

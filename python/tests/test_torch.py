@@ -177,6 +177,38 @@ def test_arguments_that_cannot_be_are_named(tmp_path: Path) -> None:
     assert ours.load(bytearray(ours.save({"a": torch.ones(3)})))["a"].sum() == 3
 
 
+def test_a_tensor_whose_memory_is_gone_is_refused_and_not_read(tmp_path: Path) -> None:
+    for left in (0, 8):
+        tensor = torch.ones(1000)
+        tensor.untyped_storage().resize_(left)
+        for save in (lambda one: ours.save_file(one, tmp_path / "a"), ours.save):
+            with pytest.raises(ValueError, match="has no memory"):
+                save({"a": tensor})
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_a_pair_of_f4_is_refused(write_file) -> None:
+    path = write_file({"a": ("F4", [2, 3], b"123")})
+    for backend in BACKENDS:
+        with pytest.raises(thruway.UnsupportedError, match="even"):
+            ours.load_file(path, backend=backend)
+
+
+def test_a_file_that_became_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    ours.save_file({"a": torch.ones(3)}, tmp_path / "a")
+    opened = thruway.safe_open(tmp_path / "a", "pt")
+    (tmp_path / "a").unlink()
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(thruway.ChangedError):
+        opened.get_tensor("a")
+
+
+def test_numbers_are_not_bytes() -> None:
+    for bad in (5, 10**12, [1, 2], -1):
+        with pytest.raises(TypeError, match="bytes of a file"):
+            ours.load(bad)
+
+
 def test_a_required_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     ours.save_file({"a": torch.zeros(8)}, tmp_path / "a")
     with pytest.raises(thruway.PathUnavailableError):

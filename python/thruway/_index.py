@@ -42,6 +42,8 @@ def _part(one: Any, length: int, dimension: int) -> Part:
         if not one:
             return 0, 0, 1
         raise InvalidInputError("lists of indices are not supported: load the tensor and index it")
+    if isinstance(one, bool) or getattr(one, "ndim", None) or "bool" in str(getattr(one, "dtype", "")):
+        raise InvalidInputError("masks and arrays of indices are not supported: load the tensor and index it")
     try:
         number = operator.index(one)
     except TypeError:

@@ -77,9 +77,10 @@ def to_storage(
 
 def bytes_of(data: bytes | bytearray | memoryview) -> bytes:
     """What is given to `load`."""
-    if isinstance(data, str):
-        raise TypeError("load takes the bytes of a file; load_file takes its path")
-    return bytes(data)
+    try:
+        return data if isinstance(data, bytes) else bytes(memoryview(data))
+    except TypeError:
+        raise TypeError("load takes the bytes of a file; load_file takes its path") from None
 
 
 def to_bytes(sources: list[Source], metadata: Mapping[str, str] | None) -> bytes:

@@ -143,6 +143,10 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
             raise InvalidInputError(f"`{name}` is not contiguous\nhint: {hint}")
         if tensor.numel():
             start = tensor.data_ptr()
+            held = tensor.untyped_storage().nbytes()
+            if not start or tensor.storage_offset() * tensor.itemsize + tensor.nbytes > held:
+                hint = "it was freed, or is sharded: gather it first"
+                raise InvalidInputError(f"`{name}` has no memory for its {tensor.nbytes} bytes\nhint: {hint}")
             storage = (tensor.device, tensor.untyped_storage().data_ptr())
             seen.setdefault(storage, []).append((start, start + tensor.nbytes, name))
     for ranges in seen.values():
@@ -196,7 +200,13 @@ def _dtype(code: str) -> torch.dtype:
 
 def _shape(code: str, shape: list[int]) -> list[int]:
     """The shape in torch's elements: two of the format's F4 are one of torch's."""
-    return [*shape[:-1], shape[-1] // 2] if code == "F4" and shape else shape
+    if code != "F4" or not shape:
+        return shape
+    if shape[-1] % 2:
+        raise UnsupportedError(
+            f"a tensor of F4 has the shape {shape}: torch has pairs, so the last length must be even"
+        )
+    return [*shape[:-1], shape[-1] // 2]
 
 
 def _view(buffer: Any, code: str, shape: list[int], offset: int) -> torch.Tensor:
