@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
