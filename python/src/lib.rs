@@ -1,17 +1,18 @@
 //! The native half of the Python package: `thruway._thruway`.
 //!
 //! It holds no logic of its own. Each file stands for one of the library's ideas and turns Python's values into the library's
-//! and back: `session` (one for each device and process), `model` (opening), `loading` (a load under way), `save`,
-//! `receipt`, `error`, `running` (threads, and signals), `command`. What is done with them is in the package's Python files.
+//! and back: `process` (sessions, and threads), `model` (opening), `loading` (a load under way), `save`,
+//! `memory` (that Python has), `receipt`, `error`, `running` (threads, and signals), `command`. What is done with them is in the package's Python files.
 
 mod command;
 mod error;
 mod loading;
+mod memory;
 mod model;
+mod process;
 mod receipt;
 mod running;
 mod save;
-mod session;
 
 use pyo3::prelude::*;
 
@@ -28,7 +29,7 @@ mod _thruway {
     #[pymodule_export]
     use super::save::{layout, save};
     #[pymodule_export]
-    use super::session::device_count;
+    use super::process::{close, device_count};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

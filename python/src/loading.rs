@@ -17,8 +17,9 @@ use thruway::model::Allocation;
 use thruway::{Buffer, Cancel, Error, ErrorKind, GpuBuffer, LoadOptions, PathPolicy, Session, Tensor, Tensors};
 
 use crate::error::OrRaise;
+use crate::memory::{self, Bytes};
 use crate::receipt::Receipt;
-use crate::running;
+use crate::{process, running};
 
 /// What is to be loaded, and how.
 pub(crate) struct Wanted {
@@ -26,8 +27,10 @@ pub(crate) struct Wanted {
     pub(crate) select: Option<Vec<String>>,
     /// Parts: name, dimension, start, end.
     pub(crate) slices: Vec<(String, usize, u64, u64)>,
+    /// Tensors whose memory is there already.
+    pub(crate) into: Vec<(String, Bytes)>,
     /// Which way.
-    pub(crate) path: PathPolicy,
+    pub(crate) way: PathPolicy,
     /// How much tensors may share an allocation of.
     pub(crate) shared_bytes: Option<u64>,
     /// The caller's stream, which the load comes after.
@@ -70,12 +73,16 @@ pub(crate) struct Loading {
 impl Loading {
     pub(crate) fn begin(model: &Arc<thruway::Model>, session: &Session, wanted: Wanted) -> thruway::Result<Self> {
         let (cancel, moved) = (Cancel::default(), Arc::new(AtomicU64::new(0)));
-        let mut options = LoadOptions::all().path(wanted.path).cancel(cancel.clone());
+        let mut options = LoadOptions::all().path(wanted.way).cancel(cancel.clone());
         if let Some(names) = wanted.select {
             options = options.select(names);
         }
         for (name, dimension, start, end) in wanted.slices {
             options = options.slice(name, dimension, start..end);
+        }
+        for (name, bytes) in wanted.into {
+            let buffer = memory::lent(session, bytes).map_err(|error| error.with_tensor(&name))?;
+            options = options.into(name, buffer);
         }
         if let Some(bytes) = wanted.shared_bytes {
             options = options.shared_bytes(bytes);
@@ -143,6 +150,7 @@ impl Loading {
 impl Loading {
     /// Waits until memory is wanted, and says how much and for what; `None` when the load is done. Raises its failure.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Request>> {
+        let _inside = process::enter(py)?;
         let mut state = self.state()?;
         if state.done.is_some() {
             return Ok(None);
@@ -206,24 +214,26 @@ impl Loading {
     /// Stops the load and waits until nothing moves any more.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         self.cancel.cancel();
+        let _inside = process::enter(py)?;
         self.state()?.end(py, &self.cancel);
         Ok(())
     }
 }
 
 impl State {
-    /// Ends the load's thread, which is done or is given up.
+    /// Ends the load's thread, which is done or is given up, with the interpreter released.
     fn end(&mut self, py: Python<'_>, cancel: &Cancel) {
+        py.detach(move || self.join(cancel));
+    }
+
+    fn join(&mut self, cancel: &Cancel) {
         let Some(thread) = self.thread.take() else { return };
         cancel.cancel();
         self.give = None;
         // It may wait for its last word to be heard.
-        let events: &mut Receiver<Event> = &mut self.events;
-        py.detach(move || {
-            while events.recv().is_ok() {}
-            // A panic there was told by what it did not say.
-            drop(thread.join());
-        });
+        while self.events.recv().is_ok() {}
+        // A panic there was told by what it did not say.
+        drop(thread.join());
     }
 }
 
@@ -235,8 +245,12 @@ impl Drop for Loading {
             let _never_joined = state.thread.take().map(std::mem::ManuallyDrop::new);
             return;
         }
-        // Without an interpreter to release (it is being shut down) the process ends and the thread with it.
-        Python::try_attach(|py| state.end(py, &self.cancel));
+        // Without an interpreter to release, the process ends and the thread with it.
+        Python::try_attach(|py| match process::enter(py) {
+            Ok(_inside) => state.end(py, &self.cancel),
+            // This thread would not come back to the interpreter. The load's does not need it.
+            Err(_ending) => state.join(&self.cancel),
+        });
     }
 }
 

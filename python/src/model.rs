@@ -7,11 +7,12 @@ use std::sync::Arc;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use thruway::format::safetensors;
-use thruway::{Device, Session};
+use thruway::{Device, PathPolicy, Session};
 
 use crate::error::OrRaise;
 use crate::loading::{Loading, Wanted};
-use crate::session;
+use crate::memory::Bytes;
+use crate::process;
 
 /// A tensor of a header: name, dtype, shape, file, and the byte at which it begins in the file and ends.
 type Entry = (String, &'static str, Vec<u64>, usize, u64, u64);
@@ -24,22 +25,25 @@ type Metadata = Option<BTreeMap<String, String>>;
 pub(crate) struct Model {
     model: Arc<thruway::Model>,
     session: Session,
+    way: PathPolicy,
     process: u32,
 }
 
 #[pymethods]
 impl Model {
-    /// Opens `path` for loads to `device`: "host" or "cuda:N".
+    /// Opens `path` for loads to `device` ("host" or "cuda:N") by `way` ("auto", or the path that is required).
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, device: &str) -> PyResult<Self> {
+    fn new(py: Python<'_>, path: PathBuf, device: &str, way: &str) -> PyResult<Self> {
+        let _inside = process::enter(py)?;
         let device: Device = device.parse().or_raise(py)?;
+        let way = way.parse().or_raise(py)?;
         let opened = py.detach(|| {
-            let session = session::session(device)?;
+            let session = process::session(device)?;
             let model = session.open(&path)?;
             Ok((session, model))
         });
         let (session, model) = opened.or_raise(py)?;
-        Ok(Self { model: Arc::new(model), session, process: std::process::id() })
+        Ok(Self { model: Arc::new(model), session, way, process: std::process::id() })
     }
 
     /// How many tensors it has.
@@ -81,23 +85,23 @@ impl Model {
     }
 
     /// Begins a load; see [`Loading`].
-    #[pyo3(signature = (*, select, slices, path, shared_bytes, stream, progress))]
+    #[pyo3(signature = (*, select, slices, into, shared_bytes, stream, progress))]
     #[expect(clippy::too_many_arguments, reason = "they have names on the other side")]
     fn load(
         &self,
         py: Python<'_>,
         select: Option<Vec<String>>,
         slices: Vec<(String, usize, u64, u64)>,
-        path: &str,
+        into: Vec<(String, Bytes)>,
         shared_bytes: Option<u64>,
         stream: Option<u64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Loading> {
         if self.process != std::process::id() {
-            return Err(session::forked()).or_raise(py);
+            return Err(process::forked()).or_raise(py);
         }
-        let path = path.parse().or_raise(py)?;
-        let wanted = Wanted { select, slices, path, shared_bytes, stream, progress };
+        let _inside = process::enter(py)?;
+        let wanted = Wanted { select, slices, into, way: self.way, shared_bytes, stream, progress };
         Loading::begin(&self.model, &self.session, wanted).or_raise(py)
     }
 }

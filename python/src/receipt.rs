@@ -18,6 +18,14 @@ impl Receipt {
 
 #[pymethods]
 impl Receipt {
+    /// One receipt for pieces of one piece of work that overlapped, with the seconds that they took together.
+    #[staticmethod]
+    fn joined(py: Python<'_>, receipts: Vec<Py<Self>>, seconds: f64, cpu_seconds: f64) -> Self {
+        let mut all = thruway::Receipt::default();
+        receipts.iter().for_each(|one| all.merge(one.bind(py).get().receipt.clone()));
+        Self { receipt: thruway::Receipt { seconds, cpu_seconds, ..all } }
+    }
+
     /// The bytes that were asked for and moved.
     #[getter]
     fn bytes(&self) -> u64 {

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use thruway::{Cancel, Error};
 
 use crate::error::OrRaise;
+use crate::process;
 
 /// How often signals are looked for: soon enough for somebody who presses Ctrl-C, and too rare to cost anything.
 const TICK: Duration = Duration::from_millis(50);
@@ -20,7 +21,7 @@ pub(crate) fn start(work: impl FnOnce() + Send + 'static) -> thruway::Result<Joi
 }
 
 /// Waits, with the interpreter released, for what a thread has to say. An exception of `tick`, which is called now and then,
-/// or of a signal's handler ends the waiting.
+/// or of a signal's handler ends the waiting, and so does the interpreter's end. The caller is [`Inside`](process::Inside).
 pub(crate) fn receive<T: Send>(
     py: Python<'_>,
     events: &mut Receiver<T>,
@@ -31,6 +32,7 @@ pub(crate) fn receive<T: Send>(
         match py.detach(move || again.recv_timeout(TICK)) {
             Ok(event) => return Ok(event),
             Err(RecvTimeoutError::Disconnected) => return Err(PyRuntimeError::new_err("a thread of Thruway ended unexpectedly")),
+            Err(RecvTimeoutError::Timeout) if process::is_closed() => return Err(process::ending()).or_raise(py),
             Err(RecvTimeoutError::Timeout) => py.check_signals().and_then(|()| tick(py))?,
         }
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,17 +9,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thruway::cuda::CallerStream;
 use thruway::format::safetensors::{self, TensorSpec};
-use thruway::{ByteSize, Cancel, Device, Dtype, Error, ErrorKind, GpuBuffer, HostBuffer, SaveOptions, Session, Source};
+use thruway::{ByteSize, Cancel, Device, Dtype, SaveOptions, Session, Source};
 
 use crate::error::OrRaise;
+use crate::memory::{self, Bytes};
 use crate::receipt::Receipt;
-use crate::{running, session};
+use crate::{process, running};
 
 /// Name, dtype and shape.
 type Spec = (String, String, Vec<u64>);
-
-/// Where a tensor's bytes are: "host" or "cuda:N", the address, how many, and what keeps them.
-type Bytes = (String, u64, usize, Py<PyAny>);
 
 fn spec((name, dtype, shape): Spec) -> thruway::Result<TensorSpec> {
     match dtype.parse::<Dtype>() {
@@ -57,6 +54,7 @@ pub(crate) fn save(
     stream: Option<u64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Receipt> {
+    let _inside = process::enter(py)?;
     let device: Device = device.parse().or_raise(py)?;
     let (cancel, moved) = (Cancel::default(), Arc::new(AtomicU64::new(0)));
     let told = Arc::clone(&moved);
@@ -71,7 +69,7 @@ pub(crate) fn save(
         options = options.after(unsafe { CallerStream::from_handle(stream) });
     }
     let work = move || {
-        let session = session::session(device)?;
+        let session = process::session(device)?;
         let sources = tensors.into_iter().map(|(spec, bytes)| source(&session, spec, bytes));
         session.save(&sources.collect::<thruway::Result<Vec<Source>>>()?, path, options)
     };
@@ -81,24 +79,9 @@ pub(crate) fn save(
     Ok(Receipt::new(receipt))
 }
 
-fn source(session: &Session, spec_of: Spec, (device, address, len, keep): Bytes) -> thruway::Result<Source> {
+fn source(session: &Session, spec_of: Spec, bytes: Bytes) -> thruway::Result<Source> {
     let spec = spec(spec_of)?;
-    let region = match (device.parse::<Device>()?, session.gpu()) {
-        (Device::Cuda(ordinal), Some(gpu)) if gpu.ordinal() == ordinal => {
-            // SAFETY: the package passes address and length of a tensor on this GPU, and the tensor itself. What else is
-            // queued on it is ordered by the stream that came along.
-            unsafe { GpuBuffer::lent(gpu, address, len, Box::new(keep)) }.source(0..len)?
-        }
-        (Device::Host, _) => {
-            let address = usize::try_from(address).ok().and_then(|address| NonNull::new(address as *mut u8));
-            // SAFETY: the package passes address and length of a contiguous tensor or array, and the object itself. That no
-            // other thread changes it meanwhile is for the caller to see to, as with every library that saves.
-            unsafe { HostBuffer::lent(address.unwrap_or(NonNull::dangling()), len, Box::new(keep)) }.source(0..len)?
-        }
-        _ => {
-            let message = format!("a tensor lies on {device}, and this save is for another device");
-            return Err(Error::new(ErrorKind::InvalidInput, message).with_tensor(&spec.name));
-        }
-    };
+    let len = bytes.2;
+    let region = memory::lent(session, bytes).and_then(|buffer| buffer.source(0..len)).map_err(|error| error.with_tensor(&spec.name))?;
     Ok(Source { spec, region })
 }

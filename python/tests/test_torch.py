@@ -13,8 +13,9 @@ import safetensors.torch as reference
 import thruway
 import thruway.torch as ours
 import torch
+from thruway.torch import _tensors
 
-DTYPES = sorted(ours._DTYPES.items())
+DTYPES = sorted(_tensors.DTYPES.items())
 BACKENDS = ("mmap", "pread")
 
 

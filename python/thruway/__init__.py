@@ -4,6 +4,9 @@
 `safe_open` opens a file for reading tensor by tensor. This module imports neither torch nor numpy.
 """
 
+import atexit
+
+from thruway import _thruway
 from thruway._errors import (
     CancelledError,
     ChangedError,
@@ -16,11 +19,16 @@ from thruway._errors import (
     PathUnavailableError,
     PermissionDeniedError,
     SafetensorError,
+    StorageError,
     ThruwayError,
+    TruncatedError,
     UnsupportedError,
 )
 from thruway._open import safe_open
 from thruway._thruway import Receipt, __version__, device_count
+
+# A thread that loads while the interpreter ends would take the process down.
+atexit.register(_thruway.close)
 
 __all__ = [
     "CancelledError",
@@ -35,7 +43,9 @@ __all__ = [
     "PermissionDeniedError",
     "Receipt",
     "SafetensorError",
+    "StorageError",
     "ThruwayError",
+    "TruncatedError",
     "UnsupportedError",
     "__version__",
     "device_count",

@@ -36,11 +36,15 @@ class InvalidInputError(ThruwayError, ValueError):
 
 
 class MalformedError(ThruwayError):
-    """A file breaks the rules of its format, or ends too early."""
+    """A file breaks the rules of its format."""
 
 
 class ChangedError(ThruwayError):
     """A file was changed, replaced or cut while it was being read."""
+
+
+class TruncatedError(MalformedError, ChangedError):
+    """A file ends before it should: it was cut, before it was opened or afterwards."""
 
 
 class PathUnavailableError(ThruwayError):
@@ -76,7 +80,7 @@ _BY_KIND: dict[str, type[ThruwayError]] = {
     "permission denied": PermissionDeniedError,
     "invalid input": InvalidInputError,
     "malformed": MalformedError,
-    "unexpected end of file": MalformedError,
+    "unexpected end of file": TruncatedError,
     "changed while read": ChangedError,
     "path unavailable": PathUnavailableError,
     "unsupported": UnsupportedError,
@@ -96,5 +100,5 @@ def make(kind: str, message: str, hint: str | None, context: dict[str, str], os_
     made = _BY_KIND.get(kind, ThruwayError)(message if hint is None else f"{message}\nhint: {hint}")
     made.kind, made.hint, made.context = kind, hint, context
     if isinstance(made, OSError):
-        made.errno = os_error
+        made.errno, made.filename = os_error, context.get("file")
     return made

@@ -18,12 +18,16 @@ def mapped(path: Path, identity: tuple[int, int, int, int]) -> mmap.mmap:
     Raises:
         ChangedError: it is not the file any more whose header was read.
     """
-    # What stands there now may be a pipe, whose opening would wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        now = os.fstat(file.fileno())
-        if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != identity:
-            raise ChangedError(f"{path} was changed or replaced after it was opened\nhint: open it again")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    changed = ChangedError(f"{path} was changed, replaced or removed after it was opened\nhint: open it again")
+    try:
+        # What stands there now may be a pipe, whose opening would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            now = os.fstat(file.fileno())
+            if (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) != identity:
+                raise changed
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise changed from None
 
 
 def buffer_of(tensor: HostTensor) -> Any:

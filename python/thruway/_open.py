@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -13,14 +13,23 @@ from thruway import _host, _index
 from thruway._errors import InvalidInputError, ThruwayError
 from thruway._thruway import Model, Receipt
 
+# Device, address, bytes, and what keeps them.
+Bytes = tuple[str, int, int, object]
+
 _FRAMEWORKS = {
-    "pt": "thruway.torch",
-    "torch": "thruway.torch",
-    "pytorch": "thruway.torch",
-    "np": "thruway.numpy",
-    "numpy": "thruway.numpy",
+    "pt": "thruway.torch._tensors",
+    "torch": "thruway.torch._tensors",
+    "pytorch": "thruway.torch._tensors",
+    "np": "thruway._arrays",
+    "numpy": "thruway._arrays",
 }
 _BACKENDS = ("mmap", "pread")
+
+
+def check_backend(backend: Any) -> None:
+    """Raises for what is no backend."""
+    if backend not in _BACKENDS:
+        raise InvalidInputError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
 
 
 class safe_open:
@@ -50,18 +59,17 @@ class safe_open:
     ) -> None:
         if framework not in _FRAMEWORKS:
             raise InvalidInputError(f"framework {framework} is invalid: use one of {', '.join(sorted(_FRAMEWORKS))}")
-        if backend not in _BACKENDS:
-            raise InvalidInputError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        check_backend(backend)
         self._framework: ModuleType = importlib.import_module(_FRAMEWORKS[framework])
         # Where tensors are loaded to, and where they go from there if that is not where they belong.
-        self._memory, self._device = self._framework._place(device)
-        self._path = path
+        self._memory, self._device = self._framework.place(device)
         self._maps: dict[int, Any] | None = (
             {} if backend == "mmap" and self._memory == "host" and path == "auto" else None
         )
-        self._model: Model | None = Model(filename, self._memory)
+        self._model: Model | None = Model(filename, self._memory, path)
         self._entries = {entry[0]: entry for entry in self._model.entries()}
-        self._files = [Path(file) for file in self._model.files()]
+        # Absolute, since they are mapped later, and the program may be elsewhere by then.
+        self._files = [Path(file).absolute() for file in self._model.files()]
 
     def __enter__(self) -> safe_open:
         return self
@@ -110,19 +118,19 @@ class safe_open:
 
     def get_tensor(self, name: str) -> Any:
         """A tensor."""
-        return self._part(name, None)
+        return self.part(name, None)
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in the order of their bytes."""
         if self._maps is not None:
-            return {name: self._part(name, None) for name in self.offset_keys()}
+            return {name: self.part(name, None) for name in self.offset_keys()}
         return self._load(None, [])
 
     def get_slice(self, name: str) -> Slice:
         """A tensor to be indexed: only the part that is asked for is read."""
         return Slice(self, self._entry(name))
 
-    def _part(self, name: str, narrowed: tuple[int, int, int] | None) -> Any:
+    def part(self, name: str, narrowed: tuple[int, int, int] | None) -> Any:
         """A tensor, or of one dimension a range."""
         entry = self._entry(name)
         _, dtype, shape, file, start, _ = entry
@@ -130,15 +138,17 @@ class safe_open:
             return self._load([name] if narrowed is None else [], [] if narrowed is None else [(name, *narrowed)])[name]
         if file not in self._maps:
             self._maps[file] = _host.mapped(self._files[file], self._opened().identity(file))
-        tensor = self._framework._view(self._maps[file], dtype, shape, start)
+        tensor = self._framework.view(name, self._maps[file], dtype, shape, start)
         if narrowed is not None:
             dimension, first, last = narrowed
-            tensor = tensor[(*[slice(None)] * dimension, slice(first, last))]
-        return self._framework._to(tensor, self._device)
+            # Two of the format's F4 are one element of torch's.
+            each = shape[dimension] // tensor.shape[dimension] if shape[dimension] else 1
+            tensor = tensor[(*[slice(None)] * dimension, slice(first // each, last // each))]
+        return self._framework.to(tensor, self._device)
 
     def _load(self, select: list[str] | None, slices: list[tuple[str, int, int, int]]) -> dict[str, Any]:
-        loaded, _ = load(self._framework, self._opened(), self._memory, select, slices, path=self._path)
-        return {name: self._framework._to(tensor, self._device) for name, tensor in loaded.items()}
+        loaded, _ = Load(self._framework, self._opened(), self._memory, select, slices).wait()
+        return {name: self._framework.to(tensor, self._device) for name, tensor in loaded.items()}
 
 
 class Slice:
@@ -157,36 +167,70 @@ class Slice:
 
     def __getitem__(self, index: Any) -> Any:
         """A part of the tensor, by numpy's rules."""
-        shape = self._opened._framework._shape(self._entry[1], self._entry[2])
+        shape = self._opened._framework.shape_of(self._entry[1], self._entry[2])
         parts = _index.parts_of(index, shape)
         narrowed = _index.narrowest(parts, shape)
         if shape != self._entry[2]:
             # Two elements of the format in one of torch's: what lies between two of those cannot be told apart.
             narrowed = None
-        tensor = self._opened._part(self._entry[0], narrowed)
-        return self._opened._framework._packed(tensor[_index.within(parts, narrowed)])
+        tensor = self._opened.part(self._entry[0], narrowed)
+        return self._opened._framework.packed(tensor[_index.within(parts, narrowed)])
 
 
-def load(
-    framework: ModuleType,
-    model: Model,
-    memory: str,
-    select: list[str] | None,
-    slices: list[tuple[str, int, int, int]],
-    *,
-    path: str = "auto",
-    progress: Callable[[int], object] | None = None,
-) -> tuple[dict[str, Any], Receipt]:
-    """Loads tensors of a model, some or all, into host memory or a GPU's."""
-    stream, shared = framework._gpu_terms(memory)
-    loading = model.load(select=select, slices=slices, path=path, shared_bytes=shared, stream=stream, progress=progress)
-    tensors: dict[str, Any] = {}
-    while (wanted := loading.next()) is not None:
-        framework._allocate(loading, wanted, memory, tensors)
-    if memory == "host":
-        tensors = {one.name: _owned(framework, one) for one in loading.tensors()}
-    return tensors, loading.receipt
+class Load:
+    """A load under way, of some tensors of a model or of all, into host memory or a GPU's.
+
+    On a GPU the framework allocates: `place` waits until so many tensors have memory, while bytes move into it.
+    """
+
+    def __init__(
+        self,
+        framework: ModuleType,
+        model: Model,
+        memory: str,
+        select: list[str] | None,
+        slices: list[tuple[str, int, int, int]],
+        *,
+        into: Sequence[tuple[str, Bytes]] = (),
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        stream, shared = framework.gpu_terms(memory)
+        self._framework, self._memory = framework, memory
+        self._tensors: dict[str, Any] = {}
+        self._loading = model.load(
+            select=select,
+            slices=slices,
+            into=list(into),
+            shared_bytes=shared,
+            stream=stream,
+            progress=progress,
+        )
+
+    def place(self, count: int) -> None:
+        """Returns when `count` tensors have memory, or at once in host memory, which needs none beforehand."""
+        while self._memory != "host" and len(self._tensors) < count and self._more():
+            pass
+
+    def _more(self) -> bool:
+        wanted = self._loading.next()
+        if wanted is None:
+            return False
+        self._framework.allocate(self._loading, wanted, self._memory, self._tensors)
+        return True
+
+    def wait(self) -> tuple[dict[str, Any], Receipt]:
+        """The tensors, in the order of their bytes, and what the load did."""
+        while self._more():
+            pass
+        if self._memory == "host":
+            self._tensors = {one.name: _owned(self._framework, one) for one in self._loading.tensors()}
+        tensors, self._tensors = self._tensors, {}
+        return tensors, self._loading.receipt
+
+    def cancel(self) -> None:
+        """Stops it and waits until nothing moves any more."""
+        self._loading.cancel()
 
 
 def _owned(framework: ModuleType, tensor: Any) -> Any:
-    return framework._view(_host.buffer_of(tensor), tensor.dtype, tensor.shape, 0)
+    return framework.view(tensor.name, _host.buffer_of(tensor), tensor.dtype, tensor.shape, 0)

@@ -31,6 +31,9 @@ class Receipt:
     @property
     def paths(self) -> dict[str, int]: ...
     def to_dict(self) -> dict[str, Any]: ...
+    @staticmethod
+    def joined(receipts: list[Receipt], seconds: float, cpu_seconds: float) -> Receipt:
+        """One receipt for pieces of one piece of work that overlapped, with the seconds that they took together."""
 
 @final
 class HostTensor:
@@ -56,7 +59,7 @@ class Loading:
 
 @final
 class Model:
-    def __init__(self, path: str | PathLike[str], device: str) -> None: ...
+    def __init__(self, path: str | PathLike[str], device: str, way: str) -> None: ...
     def __len__(self) -> int: ...
     def entries(self) -> list[_Entry]: ...
     def files(self) -> list[PathLike[str]]: ...
@@ -68,11 +71,14 @@ class Model:
         *,
         select: list[str] | None,
         slices: list[tuple[str, int, int, int]],
-        path: str,
+        into: list[tuple[str, _Bytes]],
         shared_bytes: int | None,
         stream: int | None,
         progress: Callable[[int], object] | None,
     ) -> Loading: ...
+
+def close() -> None:
+    """Waits until no thread is in the native half, and lets none in again."""
 
 def device_count() -> int:
     """How many GPUs this process sees. No driver is no GPU."""

@@ -11,37 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from thruway import _save
-from thruway._errors import InvalidInputError, UnsupportedError
-from thruway._open import load as _load
-from thruway._thruway import Loading, Model, Receipt, parse_header
+from thruway import _arrays, _open, _progress, _save
+from thruway._errors import InvalidInputError
+from thruway._thruway import Model, Receipt, parse_header
 
 __all__ = ["load", "load_file", "save", "save_file"]
-
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-}
-_ML_DTYPES = {
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
-_CODES = {name: code for code, name in {**_DTYPES, **_ML_DTYPES}.items()}
 
 
 def load_file(
@@ -50,7 +24,7 @@ def load_file(
     backend: str = "mmap",
     path: str = "auto",
     receipt: Callable[[Receipt], object] | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: _progress.Progress = None,
 ) -> dict[str, np.ndarray]:
     """Loads a file, a directory of shards or an index.
 
@@ -60,19 +34,18 @@ def load_file(
             own speed.
         path: which way the bytes go, if they are read now: "auto", "staged" or "cached".
         receipt: called with what the load did; then it is read now.
-        progress: called now and then with the bytes moved so far; likewise.
+        progress: `True` shows it on stderr; a function is called now and then with the bytes moved so far; likewise.
 
     Returns:
         An array for each name, in the order of the bytes. Arrays may be changed; a mapped file is not.
     """
-    from thruway._open import safe_open
-
-    if backend == "mmap" and path == "auto" and receipt is None and progress is None:
-        with safe_open(filename, "np") as opened:
+    _open.check_backend(backend)
+    if backend == "mmap" and path == "auto" and receipt is None and not progress:
+        with _open.safe_open(filename, "np") as opened:
             return opened.get_tensors()
-    if backend not in ("mmap", "pread"):
-        raise InvalidInputError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
-    arrays, told = _load(_module(), Model(filename, "host"), "host", None, [], path=path, progress=progress)
+    model = Model(filename, "host", path)
+    with _progress.shown(progress, sum(end - start for *_, start, end in model.entries())) as tell:
+        arrays, told = _open.Load(_arrays, model, "host", None, [], progress=tell).wait()
     if receipt is not None:
         receipt(told)
     return arrays
@@ -82,7 +55,7 @@ def load(data: bytes | bytearray | memoryview) -> dict[str, np.ndarray]:
     """The arrays in the bytes of a file. They are copies."""
     data = _save.bytes_of(data)
     entries, _ = parse_header(data, len(data))
-    return {name: _view(data, dtype, shape, start).copy() for name, dtype, shape, _, start, _ in entries}
+    return {name: _arrays.view(name, data, dtype, shape, start).copy() for name, dtype, shape, _, start, _ in entries}
 
 
 def save_file(
@@ -113,68 +86,10 @@ def save(tensor_dict: Mapping[str, np.ndarray], metadata: Mapping[str, str] | No
 def _source(name: str, array: Any) -> _save.Source:
     if not isinstance(array, np.ndarray):
         raise InvalidInputError(f"Key `{name}` is invalid, expected numpy.ndarray but received {type(array)}")
-    code = _CODES.get(array.dtype.name)
+    code = _arrays.CODES.get(array.dtype.name)
     if code is None:
         raise InvalidInputError(f"`{name}` has the dtype {array.dtype}, which safetensors files cannot hold")
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     array = np.ascontiguousarray(array).reshape(array.shape)
     return _save.Source(name, code, list(array.shape), "host", array.ctypes.data, array.nbytes, array)
-
-
-def _numpy_dtype(code: str) -> np.dtype[Any]:
-    if code in _DTYPES:
-        return np.dtype(_DTYPES[code]).newbyteorder("<")
-    if code not in _ML_DTYPES:
-        raise UnsupportedError(f"Dtype not understood: {code}: numpy has none for it")
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise UnsupportedError(
-            f"numpy needs the package ml_dtypes for {_ML_DTYPES[code]}\nhint: pip install ml_dtypes"
-        ) from None
-    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[code]))
-    return dtype
-
-
-# --- what `safe_open` asks of a framework
-
-
-def _module() -> Any:
-    import sys
-
-    return sys.modules[__name__]
-
-
-def _place(device: Any) -> tuple[str, None]:
-    if device != "cpu":
-        raise InvalidInputError(f"Device {device} is not supported for framework numpy")
-    return "host", None
-
-
-def _view(buffer: Any, code: str, shape: list[int], offset: int) -> np.ndarray:
-    dtype = _numpy_dtype(code)
-    count = int(np.prod(shape, dtype=np.uint64)) if shape else 1
-    if count == 0:
-        return np.empty(shape, dtype)
-    return np.frombuffer(buffer, dtype, count, offset).reshape(shape)
-
-
-def _to(array: np.ndarray, device: None) -> np.ndarray:
-    return array
-
-
-def _shape(code: str, shape: list[int]) -> list[int]:
-    return shape
-
-
-def _packed(array: Any) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(np.shape(array))
-
-
-def _gpu_terms(memory: str) -> tuple[None, None]:
-    return None, None
-
-
-def _allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:
-    raise UnsupportedError("numpy has no GPU memory")

@@ -12,8 +12,8 @@ from thruway._errors import InvalidInputError
 
 
 def _one_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for two names of the very same tensor."""
-    return tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+    """Equal for two names of the very same tensor. Some subclasses have no address to tell them apart by."""
+    return tensor.device, tensor.dtype, tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride()
 
 
 def aliases(state: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()) -> dict[str, str]:

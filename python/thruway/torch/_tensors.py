@@ -1,0 +1,132 @@
+"""Tensors of the format as torch's: dtypes, shapes, devices, memory. What `safe_open` and loads ask of a framework."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from thruway._errors import InvalidInputError, UnsupportedError
+from thruway._thruway import Loading
+
+# The format's name of each dtype; some are younger than the oldest torch that is supported.
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+}
+DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+# How much of a GPU's memory small tensors may share: what freeing all of them but one can leave allocated.
+_SHARED_BYTES = 2 << 20
+
+
+def place(device: Any) -> tuple[str, torch.device | None]:
+    """Where the native half loads to, and the device that tensors are moved to from there, if it is another.
+
+    Raises:
+        InvalidInputError: what is no device, or has no memory of its own.
+        UnsupportedError: a GPU that this machine or this torch does not have.
+    """
+    try:
+        wanted = torch.device("cuda", device) if type(device) is int else torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise InvalidInputError(
+            f'{device!r} is no device: use "cpu", "cuda", "cuda:1" or the number of a GPU'
+        ) from None
+    if wanted.type == "meta":
+        raise InvalidInputError("tensors on meta have no bytes that could be loaded")
+    if wanted.type != "cuda":
+        return "host", None if wanted.type == "cpu" else wanted
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"torch {torch.__version__} finds no GPU that it can use, so nothing is loaded to {device}"
+        )
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    return f"cuda:{index}", None
+
+
+def dtype_of(name: str, code: str) -> torch.dtype:
+    """Torch's dtype for one of the format."""
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        raise UnsupportedError(f"Dtype not understood: {code}: torch {torch.__version__} has none for it ({name!r})")
+    return dtype
+
+
+def shape_of(code: str, shape: list[int]) -> list[int]:
+    """The shape in torch's elements: two of the format's F4 are one of torch's."""
+    if code != "F4" or not shape:
+        return shape
+    if shape[-1] % 2:
+        raise UnsupportedError(
+            f"a tensor of F4 has the shape {shape}: torch has pairs, so the last length must be even"
+        )
+    return [*shape[:-1], shape[-1] // 2]
+
+
+def view(name: str, buffer: Any, code: str, shape: list[int], offset: int) -> torch.Tensor:
+    """A tensor over the bytes of a buffer from `offset` on. It keeps the buffer."""
+    dtype, lengths = dtype_of(name, code), shape_of(code, shape)
+    count = math.prod(lengths)
+    if count == 0:
+        return _shaped(name, torch.empty(0, dtype=dtype, device="cpu"), lengths)
+    if offset % dtype.itemsize:
+        # A file whose header has an odd length: no number may begin there in memory.
+        raw = torch.frombuffer(buffer, dtype=torch.uint8, count=count * dtype.itemsize, offset=offset)
+        return _shaped(name, raw.clone().view(dtype), lengths)
+    return _shaped(name, torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset), lengths)
+
+
+def _shaped(name: str, flat: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    try:
+        return flat.view(shape)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        lengths = f"{shape[:6]}" if len(shape) <= 6 else f"{len(shape)} dimensions, {shape[:6]} and so on"
+        raise UnsupportedError(f"torch has no tensors of the shape of {name!r}: {lengths}") from None
+
+
+def to(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """The tensor where it belongs, if that is elsewhere."""
+    return tensor if device is None else tensor.to(device)
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same without gaps."""
+    return tensor.contiguous()
+
+
+def gpu_terms(memory: str) -> tuple[int | None, int | None]:
+    """The stream that a load comes after, and how much tensors may share an allocation of."""
+    if memory == "host":
+        return None, None
+    return torch.cuda.current_stream(memory).cuda_stream, _SHARED_BYTES
+
+
+def allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:
+    """Gives a load the memory that it wants, and makes the tensors while their bytes are on the way."""
+    storages = [torch.empty(nbytes, dtype=torch.uint8, device=memory) for nbytes, _ in wanted]
+    loading.give([(storage.data_ptr(), storage) for storage in storages])
+    for storage, (_, places) in zip(storages, wanted, strict=True):
+        for name, code, shape, offset, nbytes in places:
+            raw = storage if nbytes == storage.numel() else storage[offset : offset + nbytes]
+            tensors[name] = _shaped(name, raw.view(dtype_of(name, code)), shape_of(code, shape))
