@@ -56,6 +56,7 @@ struct State {
     asked: Vec<usize>,
     thread: Option<JoinHandle<()>>,
     done: Option<(Tensors, thruway::Receipt)>,
+    failed: Option<PyErr>,
 }
 
 /// A load that has begun. Dropped early, it is cancelled.
@@ -111,7 +112,7 @@ impl Loading {
         let its_model = Arc::clone(model);
         // Nobody may be left to hear of it.
         let thread = running::start(move || drop(tell.send(Event::Done(its_model.load(options)))))?;
-        let state = State { events, give, asked: Vec::new(), thread: Some(thread), done: None };
+        let state = State { events, give, asked: Vec::new(), thread: Some(thread), done: None, failed: None };
         Ok(Self {
             model: Arc::clone(model),
             gpu: session.gpu().cloned(),
@@ -155,44 +156,49 @@ impl Loading {
         if state.done.is_some() {
             return Ok(None);
         }
+        if let Some(failed) = &state.failed {
+            return Err(failed.clone_ref(py));
+        }
         let tick = |py: Python<'_>| running::tell_progress(py, self.progress.as_ref(), self.moved.load(Ordering::Relaxed));
         let event = running::receive(py, &mut state.events, tick);
-        match event {
-            Ok(Event::Allocate(wanted)) => {
-                state.asked = wanted.iter().map(|allocation| allocation.bytes).collect();
-                Ok(Some(self.request(&wanted)))
-            }
-            Ok(Event::Done(result)) => {
-                state.end(py, &self.cancel);
-                state.done = Some(result.or_raise(py)?);
-                tick(py)?;
-                Ok(None)
-            }
+        if let Ok(Event::Allocate(wanted)) = event {
+            state.asked = wanted.iter().map(|allocation| allocation.bytes).collect();
+            return Ok(Some(self.request(&wanted)));
+        }
+        state.end(py, &self.cancel);
+        let result = event.and_then(|event| match event {
+            Event::Done(result) => result.or_raise(py),
+            Event::Allocate(_) => unreachable!("it was answered above"),
+        });
+        match result {
+            Ok(done) => state.done = Some(done),
             Err(raised) => {
-                state.end(py, &self.cancel);
-                Err(raised)
+                state.failed = Some(raised.clone_ref(py));
+                return Err(raised);
             }
         }
+        tick(py)?;
+        Ok(None)
     }
 
     /// Hands over the GPU memory that [`next`](Self::next) asked for: of each allocation its address and what keeps it.
     fn give(&self, memory: Vec<(u64, Py<PyAny>)>) -> PyResult<()> {
         let mut state = self.state()?;
+        if state.asked.len() != memory.len() {
+            return Err(PyValueError::new_err(format!("{} allocations are wanted, not {}", state.asked.len(), memory.len())));
+        }
         let asked = std::mem::take(&mut state.asked);
         let (Some(gpu), Some(give)) = (&self.gpu, &state.give) else {
             return Err(PyRuntimeError::new_err("this load wants no memory"));
         };
-        if asked.len() != memory.len() {
-            return Err(PyValueError::new_err(format!("{} allocations are wanted, not {}", asked.len(), memory.len())));
-        }
         let lend = |((address, keep), bytes): ((u64, Py<PyAny>), usize)| -> Buffer {
             // SAFETY: the package passes the address of a tensor of just these bytes that it has allocated on this GPU for
             // this load, and the tensor itself; nobody else has it before the load is done.
             unsafe { GpuBuffer::lent(gpu, address, bytes, Box::new(keep)) }.into()
         };
         let buffers = memory.into_iter().zip(asked).map(lend).collect();
-        // The load may have failed meanwhile: `next` tells.
-        drop(give.send(buffers));
+        // There is room for what was asked for. The load may have failed meanwhile: `next` tells.
+        drop(give.try_send(buffers));
         Ok(())
     }
 
@@ -211,11 +217,13 @@ impl Loading {
         Ok(Receipt::new(receipt.clone()))
     }
 
-    /// Stops the load and waits until nothing moves any more.
+    /// Stops the load and waits until nothing moves any more. A thread that waits in [`next`](Self::next) is told instead.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         self.cancel.cancel();
         let _inside = process::enter(py)?;
-        self.state()?.end(py, &self.cancel);
+        if let Ok(mut state) = self.state() {
+            state.end(py, &self.cancel);
+        }
         Ok(())
     }
 }

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use thruway::{Device, Error, ErrorKind, Session};
@@ -121,16 +122,17 @@ pub(crate) fn ending() -> Error {
     Error::new(ErrorKind::Cancelled, "the interpreter is about to end")
 }
 
+/// How long the end waits for threads that are in: one may be stuck at a dead drive, or in a callback of the caller's.
+const END_WAIT: Duration = Duration::from_secs(10);
+
 /// Waits until no thread is in the native half, and lets none in again. For the end of the interpreter.
 #[pyfunction]
 pub(crate) fn close(py: Python<'_>) {
     let process = this();
     process.threads().closed = true;
     py.detach(|| {
-        let mut threads = process.threads();
-        while threads.inside > 0 {
-            threads = process.left.wait(threads).unwrap_or_else(PoisonError::into_inner);
-        }
+        let waited = process.left.wait_timeout_while(process.threads(), END_WAIT, |threads| threads.inside > 0);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     });
 }
 

@@ -222,3 +222,5 @@ def test_errors_can_be_pickled() -> None:
         ours.load_file("/nothing/here")
     again = pickle.loads(pickle.dumps(raised.value))
     assert type(again) is thruway.NotFoundError and str(again) == str(raised.value)
+    assert (again.filename, again.kind, again.hint) == ("/nothing/here", "not found", raised.value.hint)
+    assert again.errno == raised.value.errno

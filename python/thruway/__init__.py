@@ -8,11 +8,13 @@ import atexit
 
 from thruway import _thruway
 from thruway._errors import (
+    AlreadyExistsError,
     CancelledError,
     ChangedError,
     GpuError,
     InvalidInputError,
     MalformedError,
+    MismatchError,
     NoSpaceError,
     NotFoundError,
     OutOfMemoryError,
@@ -31,11 +33,13 @@ from thruway._thruway import Receipt, __version__, device_count
 atexit.register(_thruway.close)
 
 __all__ = [
+    "AlreadyExistsError",
     "CancelledError",
     "ChangedError",
     "GpuError",
     "InvalidInputError",
     "MalformedError",
+    "MismatchError",
     "NoSpaceError",
     "NotFoundError",
     "OutOfMemoryError",

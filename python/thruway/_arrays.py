@@ -45,7 +45,7 @@ def dtype_of(code: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise UnsupportedError(
-            f"numpy needs the package ml_dtypes for {_ML_DTYPES[code]}\nhint: pip install ml_dtypes"
+            f"numpy needs the package ml_dtypes for {_ML_DTYPES[code]}", hint="pip install ml_dtypes"
         ) from None
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[code]))
     return dtype

@@ -18,7 +18,7 @@ def mapped(path: Path, identity: tuple[int, int, int, int]) -> mmap.mmap:
     Raises:
         ChangedError: it is not the file any more whose header was read.
     """
-    changed = ChangedError(f"{path} was changed, replaced or removed after it was opened\nhint: open it again")
+    changed = ChangedError(f"{path} was changed, replaced or removed after it was opened", hint="open it again")
     try:
         # What stands there now may be a pipe, whose opening would wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:

@@ -212,11 +212,16 @@ class Load:
             pass
 
     def _more(self) -> bool:
-        wanted = self._loading.next()
-        if wanted is None:
-            return False
-        self._framework.allocate(self._loading, wanted, self._memory, self._tensors)
-        return True
+        try:
+            wanted = self._loading.next()
+            if wanted is None:
+                return False
+            self._framework.allocate(self._loading, wanted, self._memory, self._tensors)
+            return True
+        except BaseException:
+            # Who keeps the exception keeps this frame, and would keep the load and its memory with it.
+            self.cancel()
+            raise
 
     def wait(self) -> tuple[dict[str, Any], Receipt]:
         """The tensors, in the order of their bytes, and what the load did."""
@@ -228,8 +233,9 @@ class Load:
         return tensors, self._loading.receipt
 
     def cancel(self) -> None:
-        """Stops it and waits until nothing moves any more."""
+        """Stops it, waits until nothing moves any more, and lets go of its memory."""
         self._loading.cancel()
+        self._tensors.clear()
 
 
 def _owned(framework: ModuleType, tensor: Any) -> Any:

@@ -86,5 +86,9 @@ def bytes_of(data: bytes | bytearray | memoryview) -> bytes:
 def to_bytes(sources: list[Source], metadata: Mapping[str, str] | None) -> bytes:
     """The bytes of a file. All sources lie in host memory."""
     head, order = _thruway.layout([(one.name, one.dtype, one.shape) for one in sources], _pairs(metadata))
-    parts = [ctypes.string_at(sources[at].address, sources[at].nbytes) for at in order if sources[at].nbytes]
-    return b"".join([head, *parts])
+    return b"".join([head, *(_memory_of(sources[at]) for at in order)])
+
+
+def _memory_of(source: Source) -> memoryview:
+    # `ctypes.string_at` takes no more than 2 GiB, and says nothing of more.
+    return memoryview((ctypes.c_char * source.nbytes).from_address(source.address) if source.nbytes else b"")

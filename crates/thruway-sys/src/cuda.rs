@@ -163,6 +163,11 @@ symbol_table! {
         fn cuStreamSynchronize(stream: CUstream) -> CUresult;
         /// Whether the stream's work is done: `CUDA_SUCCESS` or `CUDA_ERROR_NOT_READY`. CUDA 2.0.
         fn cuStreamQuery(stream: CUstream) -> CUresult;
+        /// Whether work put into the stream becomes part of a graph: a `CU_STREAM_CAPTURE_STATUS_*`. Of the default stream,
+        /// while another is captured that waits for it, `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`. CUDA 10.0.
+        fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult;
+        /// Swaps this thread's `CU_STREAM_CAPTURE_MODE_*` for another: what it may call while a stream is captured. CUDA 10.1.
+        fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult;
         /// Later work of the stream waits for what the event has recorded by now; an event never recorded holds nothing
         /// up. CUDA 3.2.
         fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult;

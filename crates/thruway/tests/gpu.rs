@@ -507,7 +507,7 @@ fn a_panic_or_a_failing_wait_in_a_lane_frees_nothing_that_the_gpu_still_uses() {
 }
 
 #[test]
-fn a_load_into_memory_of_an_allocator_asks_for_all_of_it_in_small_shares_and_comes_after_its_stream() {
+fn a_load_into_memory_of_an_allocator_asks_for_all_of_it_in_small_shares() {
     let fake = FakeCuda::start("DELAY_US=0..200");
     let directory = scratch();
     let path = model_file(&directory);
@@ -520,9 +520,7 @@ fn a_load_into_memory_of_an_allocator_asks_for_all_of_it_in_small_shares_and_com
         wanted.iter().map(|one| Ok(GpuBuffer::new(&maker, one.bytes)?.into())).collect()
     });
     let model = session.open(&path).expect("open");
-    // SAFETY: the default stream is always there.
-    let default_stream = unsafe { thruway::cuda::CallerStream::from_handle(0) };
-    let options = LoadOptions::all().allocator(allocator).shared_bytes(64 << 10).after(default_stream);
+    let options = LoadOptions::all().allocator(allocator).shared_bytes(64 << 10);
     let (loaded, _) = model.load(options).expect("load");
     assert_right(&loaded);
     let asked = asked.lock().expect("no panic");
@@ -535,6 +533,54 @@ fn a_load_into_memory_of_an_allocator_asks_for_all_of_it_in_small_shares_and_com
     for place in places {
         assert_eq!(place.range.len() as u64, model.entries()[place.entry].extent.length);
     }
+}
+
+/// The default stream, which is always there.
+fn default_stream() -> thruway::cuda::CallerStream {
+    // SAFETY: 0 is its handle in every context.
+    unsafe { thruway::cuda::CallerStream::from_handle(0) }
+}
+
+#[test]
+fn a_load_comes_after_what_its_callers_stream_still_does_with_the_memory() {
+    let fake = FakeCuda::start("DELAY_US=2000..4000");
+    let directory = scratch();
+    let path = model_file(&directory);
+    let session = session(&fake);
+    let gpu = Arc::clone(session.gpu().expect("a GPU"));
+    let cuda = thruway_sys::cuda::Cuda::load(Some(fake.path())).expect("the same driver");
+    // What a framework's allocator does: memory whose former user is still queued.
+    let allocator = Box::new(move |wanted: &[thruway::model::Allocation]| {
+        let _current = gpu.current()?;
+        let fill = |one: &thruway::model::Allocation| {
+            let buffer = GpuBuffer::new(&gpu, one.bytes)?;
+            for _ in 0..if one.bytes > 0 { 8 } else { 0 } {
+                // SAFETY: the buffer is live and has these bytes; the default stream is always there.
+                let code = unsafe { (cuda.cuMemsetD8Async)(buffer.address(), 0xee, one.bytes, std::ptr::null_mut()) };
+                assert_eq!(code, thruway_sys::cuda::CUDA_SUCCESS);
+            }
+            Ok(buffer.into())
+        };
+        wanted.iter().map(fill).collect()
+    });
+    let options = LoadOptions::all().allocator(allocator).after(default_stream());
+    let (loaded, _) = session.open(&path).expect("open").load(options).expect("load");
+    assert_right(&loaded);
+    assert!(fake.faults().is_empty(), "{:?}", fake.faults());
+}
+
+#[test]
+fn loads_and_saves_go_on_beside_a_capture_into_a_graph_and_leave_it_whole() {
+    let fake = FakeCuda::start("CAPTURING=1;DELAY_US=0..200");
+    let directory = scratch();
+    let path = model_file(&directory);
+    let session = session(&fake);
+    let loaded = load(&session, &path, "auto").expect("load");
+    assert_right(&loaded);
+    let error = session.open(&path).expect("open").load(LoadOptions::all().after(default_stream())).expect_err("no such wait");
+    assert!(error.to_string().contains("STREAM_CAPTURE_IMPLICIT"), "{error}");
+    drop((loaded, session));
+    assert!(fake.faults().is_empty(), "{:?}", fake.faults());
 }
 
 #[test]

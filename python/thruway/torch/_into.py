@@ -65,7 +65,7 @@ def load_into(
     for name, home in wanted.items():
         if home.tensor.is_meta:
             hint = "give the module memory first: module.to_empty(device=...)"
-            raise InvalidInputError(f"{name!r} lies on meta, where nothing can be loaded\nhint: {hint}")
+            raise InvalidInputError(f"{name!r} lies on meta, where nothing can be loaded", hint=hint)
     began, receipts, moved = (time.perf_counter(), time.process_time()), list[Receipt](), 0
     with _progress.shown(progress, sum(home.tensor.nbytes for home in wanted.values())) as tell, torch.no_grad():
         for one in opened.values():
@@ -136,9 +136,7 @@ def _shard_of(name: str, tensor: Any) -> tuple[int, int, int] | None:
     at, placement = sharded[0]
     if len(sharded) > 1 or type(placement).__name__ != "Shard":
         hint = "load with thruway.torch.load_file(..., shard=...), and distribute the tensors yourself"
-        raise UnsupportedError(
-            f"{name!r} is placed as {tensor.placements}, of which no part is one slice\nhint: {hint}"
-        )
+        raise UnsupportedError(f"{name!r} is placed as {tensor.placements}, of which no part is one slice", hint=hint)
     return placement.dim, tensor.device_mesh.get_local_rank(at), tensor.device_mesh.size(at)
 
 

@@ -60,13 +60,13 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
             raise UnsupportedError(f"`{name}` is a meta tensor: it has no bytes to save")
         if not tensor.is_contiguous():
             hint = "call `.contiguous()` on it first, or use save_model(..., force_contiguous=True)"
-            raise InvalidInputError(f"`{name}` is not contiguous\nhint: {hint}")
+            raise InvalidInputError(f"`{name}` is not contiguous", hint=hint)
         if tensor.numel():
             start = tensor.data_ptr()
             held = tensor.untyped_storage().nbytes()
             if not start or tensor.storage_offset() * tensor.itemsize + tensor.nbytes > held:
                 hint = "it was freed, or is sharded: gather it first"
-                raise InvalidInputError(f"`{name}` has no memory for its {tensor.nbytes} bytes\nhint: {hint}")
+                raise InvalidInputError(f"`{name}` has no memory for its {tensor.nbytes} bytes", hint=hint)
             storage = (tensor.device, tensor.untyped_storage().data_ptr())
             seen.setdefault(storage, []).append((start, start + tensor.nbytes, name))
     for ranges in seen.values():
@@ -75,7 +75,8 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
             if start < end:
                 raise SharedMemoryError(
                     "Some tensors share memory, this will lead to duplicate memory on disk and potential differences "
-                    f"when loading them again: {one!r} and {other!r}\nhint: save one of them, or a clone"
+                    f"when loading them again: {one!r} and {other!r}",
+                    hint="save one of them, or a clone",
                 )
     return tensors
 

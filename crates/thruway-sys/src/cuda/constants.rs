@@ -64,6 +64,10 @@ pub const CUDA_ERROR_SYSTEM_NOT_READY: CUresult = CUresult(802);
 pub const CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: CUresult = CUresult(803);
 /// A forward-compatibility library was loaded on a GPU that cannot use it.
 pub const CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: CUresult = CUresult(804);
+/// The call is not permitted while a stream is captured.
+pub const CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: CUresult = CUresult(900);
+/// The default stream was used while a stream is captured that waits for it.
+pub const CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: CUresult = CUresult(906);
 /// The driver cannot say what failed.
 pub const CUDA_ERROR_UNKNOWN: CUresult = CUresult(999);
 
@@ -175,6 +179,22 @@ pub const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub const CU_EVENT_INTERPROCESS: c_uint = 4;
 /// For `cuStreamWaitEvent`: an ordinary wait.
 pub const CU_EVENT_WAIT_DEFAULT: c_uint = 0;
+
+// enum CUstreamCaptureStatus.
+
+/// The stream is not captured.
+pub const CU_STREAM_CAPTURE_STATUS_NONE: c_uint = 0;
+/// It is.
+pub const CU_STREAM_CAPTURE_STATUS_ACTIVE: c_uint = 1;
+
+// enum CUstreamCaptureMode.
+
+/// While any thread captures in this mode, no thread in this mode may make a call that could wait or allocate. The default.
+pub const CU_STREAM_CAPTURE_MODE_GLOBAL: c_uint = 0;
+/// Only a thread's own captures forbid it such calls.
+pub const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
+/// Nothing does.
+pub const CU_STREAM_CAPTURE_MODE_RELAXED: c_uint = 2;
 
 // enum CUctx_flags.
 

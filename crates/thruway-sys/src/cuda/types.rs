@@ -21,6 +21,12 @@ pub type CUdevice_attribute = c_uint;
 /// Which fact `cuPointerGetAttribute` is asked for (`CUpointer_attribute`).
 pub type CUpointer_attribute = c_uint;
 
+/// Whether a stream is captured: a `CU_STREAM_CAPTURE_STATUS_*` constant.
+pub type CUstreamCaptureStatus = c_uint;
+
+/// What a thread may call while a stream is captured: a `CU_STREAM_CAPTURE_MODE_*` constant.
+pub type CUstreamCaptureMode = c_uint;
+
 /// Marks a type that only the driver can make: it has no size that we know, does not move and is not ours to share.
 type Opaque = PhantomData<(*mut u8, PhantomPinned)>;
 

@@ -21,6 +21,7 @@ pub(crate) struct Config {
     pub(crate) fail_late: Vec<Rule>,
     pub(crate) host_offset: usize,
     pub(crate) check: bool,
+    pub(crate) capturing: bool,
 }
 
 impl Default for Config {
@@ -38,6 +39,7 @@ impl Default for Config {
             fail_late: Vec::new(),
             host_offset: 512,
             check: true,
+            capturing: false,
         }
     }
 }
@@ -83,6 +85,7 @@ impl Config {
             "FAIL" => self.fail = Rule::parse_list(value)?,
             "FAIL_LATE" => self.fail_late = Rule::parse_list(value)?,
             "HOST_OFFSET" => self.host_offset = number(key, value)?,
+            "CAPTURING" => self.capturing = number::<u8>(key, value)? != 0,
             "CHECK" => self.check = number::<u8>(key, value)? != 0,
             _ => return Err(format!("there is no setting {PREFIX}{key}")),
         }

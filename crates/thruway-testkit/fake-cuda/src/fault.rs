@@ -27,6 +27,8 @@ pub(crate) enum FaultKind {
     WrongSide,
     /// A stream, event or context that does not exist (any more).
     StaleHandle,
+    /// A call that breaks another thread's capture of a stream.
+    BreaksCapture,
     /// The last reference to a context was given back while memory was still allocated or pinned in it.
     ReleasedWithMemory,
     /// The fake itself failed.
@@ -49,6 +51,7 @@ impl FaultKind {
             Self::CrossesPinned => "crosses_pinned",
             Self::WrongSide => "wrong_side",
             Self::StaleHandle => "stale_handle",
+            Self::BreaksCapture => "breaks_capture",
             Self::ReleasedWithMemory => "released_with_memory",
             Self::Internal => "internal",
         }

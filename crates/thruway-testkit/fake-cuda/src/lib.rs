@@ -43,6 +43,7 @@
 //! | `FAKE_CUDA_FAIL` | `symbol:nth:code`, separated by commas: that call fails | none |
 //! | `FAKE_CUDA_FAIL_LATE` | likewise, but the call succeeds and its work fails later, making the context unusable | none |
 //! | `FAKE_CUDA_HOST_OFFSET` | how far into a page `cuMemHostAlloc` begins | 512 |
+//! | `FAKE_CUDA_CAPTURING` | 1: some thread captures streams in the global mode, all the time | 0 |
 //! | `FAKE_CUDA_CHECK` | 0: buffers in flight are neither digested nor filled with rubbish (faster) | 1 |
 //!
 //! In a rule the symbol may lack its `_v2`, `nth` counts from 1 and may be `*` for every call, and the code is a number or
@@ -52,6 +53,7 @@
 //! [`control`] has the functions beyond the driver's: a report of what is alive, in flight and at fault, and a reset.
 
 mod arena;
+mod capture;
 mod config;
 mod context;
 mod copy;

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use thruway_sys::cuda::*;
 
 /// Each code that the fake may answer: its constant's name and a sentence.
-const CODES: [(CUresult, &CStr, &CStr); 29] = [
+const CODES: [(CUresult, &CStr, &CStr); 31] = [
     (CUDA_SUCCESS, c"CUDA_SUCCESS", c"no error"),
     (CUDA_ERROR_INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (CUDA_ERROR_OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -34,6 +34,8 @@ const CODES: [(CUresult, &CStr, &CStr); 29] = [
     (CUDA_ERROR_SYSTEM_NOT_READY, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
     (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"driver and library versions differ"),
     (CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, c"CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", c"no forward compatibility"),
+    (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"not permitted when stream is capturing"),
+    (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"would make the legacy stream depend on a capturing one"),
     (CUDA_ERROR_UNKNOWN, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 

@@ -8,9 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use thruway_sys::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CUresult};
+use thruway_sys::cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS,
+    CUresult,
+};
 
 use crate::arena::Arena;
+use crate::capture;
 use crate::config::Config;
 use crate::context::Context;
 use crate::fault::{Fault, FaultKind};
@@ -169,6 +173,10 @@ pub(crate) fn call(symbol: &'static str, body: impl FnOnce(Guard) -> Answer) -> 
         let nth = world.calls.count(symbol);
         if let Some(code) = Rule::find(&world.config.fail, symbol, nth) {
             return Err(code);
+        }
+        if world.config.capturing && !capture::may_call(symbol) {
+            let refused = world.refuse(FaultKind::BreaksCapture, symbol.to_owned(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            return refused;
         }
         world.late = Rule::find(&world.config.fail_late, symbol, nth);
         body(world)

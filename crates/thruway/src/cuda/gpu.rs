@@ -4,7 +4,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::sync::Arc;
 
-use thruway_sys::cuda::{CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, Cuda};
+use thruway_sys::cuda::{
+    CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUstreamCaptureMode, Cuda,
+};
 
 use super::driver::Driver;
 use crate::base::{ByteSize, Error, ErrorKind, Result};
@@ -105,7 +107,9 @@ impl Gpu {
             .with_hint("free GPU memory (`nvidia-smi` shows who holds it), or load fewer tensors at a time"))
     }
 
-    /// Makes the context current on this thread until the value is dropped, then puts back what was.
+    /// Makes the context current on this thread until the value is dropped, then puts back what was. Meanwhile no thread's
+    /// capture of a stream into a graph minds what this one calls, which touches no captured stream: a load beside a
+    /// capture would else end both.
     ///
     /// # Errors
     /// [`Gpu`](ErrorKind::Gpu) if the driver fails: after a fork, or when the context was destroyed.
@@ -113,7 +117,15 @@ impl Gpu {
         // SAFETY: the context is retained by this value.
         let code = unsafe { (self.cuda().cuCtxPushCurrent_v2)(self.context) };
         self.driver.check(code, "cuCtxPushCurrent")?;
-        Ok(Current { gpu: self, not_send: std::marker::PhantomData })
+        let mode = self.exchange_capture_mode(CU_STREAM_CAPTURE_MODE_RELAXED);
+        Ok(Current { gpu: self, mode, not_send: std::marker::PhantomData })
+    }
+
+    /// Gives this thread another capture mode; its former one.
+    fn exchange_capture_mode(&self, mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+        // SAFETY: the pointer is to a local that lives through the call. It fails only for a mode that does not exist.
+        let _never_fails = unsafe { (self.cuda().cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        mode
     }
 
     /// Allocates `len` bytes of its memory, not zeroed, and gives their address. Whoever takes it frees it.
@@ -203,12 +215,15 @@ impl Drop for Gpu {
 #[derive(Debug)]
 pub struct Current<'a> {
     gpu: &'a Gpu,
+    /// The thread's own capture mode.
+    mode: CUstreamCaptureMode,
     /// What is current is a matter of the thread.
     not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        self.gpu.exchange_capture_mode(self.mode);
         let mut popped = std::ptr::null_mut();
         // SAFETY: the pointer is to a local; what is popped is what `current` pushed, since values are dropped in
         // the reverse order of their making on one thread.

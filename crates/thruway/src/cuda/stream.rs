@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use thruway_sys::cuda::{CU_EVENT_WAIT_DEFAULT, CU_STREAM_NON_BLOCKING, CUstream};
+use thruway_sys::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUstream};
 
-use super::event::Event;
+use super::event::{Event, Events};
 use super::gpu::Gpu;
-use crate::base::Result;
+use crate::base::{Error, ErrorKind, Result};
 
 /// A stream of somebody else's, such as a framework's current one. A number, so that it can be passed between threads; the
 /// framework keeps the stream alive.
@@ -18,13 +18,32 @@ impl CallerStream {
     ///
     /// # Safety
     /// The handle is that of a stream of the primary context of the GPU that it is used with, and stays so while a transfer
-    /// has it.
+    /// has it. It is not 2, which means another stream on each thread.
     pub const unsafe fn from_handle(handle: u64) -> Self {
         Self(handle)
     }
 
-    fn handle(self) -> CUstream {
-        self.0 as CUstream
+    /// Waits until what is in the stream by now is done.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the stream is being captured into a graph, where nothing is ever done;
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails, or something in the stream has failed.
+    pub fn wait(self, gpu: &Arc<Gpu>) -> Result<()> {
+        let (_current, handle) = (gpu.current()?, self.0 as CUstream);
+        let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive by the promise of `from_handle`; the pointer is to a local that lives through the call; a
+        // context is current, which the default stream needs.
+        let code = unsafe { (gpu.cuda().cuStreamIsCapturing)(handle, &raw mut status) };
+        gpu.driver().check(code, "cuStreamIsCapturing")?;
+        if status != CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::new(ErrorKind::InvalidInput, "the stream is being captured into a CUDA graph")
+                .with_hint("load and save before or after the capture"));
+        }
+        let mark = Events::default().take(gpu)?;
+        // SAFETY: as above; the event is alive, and of the same context.
+        let code = unsafe { (gpu.cuda().cuEventRecord)(mark.handle(), handle) };
+        gpu.driver().check(code, "cuEventRecord")?;
+        mark.wait()
     }
 }
 
@@ -95,21 +114,6 @@ impl Stream {
         // SAFETY: both handles are alive, and of one context.
         let code = unsafe { (self.gpu.cuda().cuEventRecord)(event.handle(), self.handle) };
         self.gpu.driver().check(code, "cuEventRecord")
-    }
-
-    /// Lets everything that is queued from now on wait for what is in `other` by now.
-    ///
-    /// # Errors
-    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver fails.
-    pub fn follow(&self, other: CallerStream, mark: &Event) -> Result<()> {
-        let _current = self.gpu.current()?;
-        // SAFETY: the event is alive; the stream is by the promise of `CallerStream::from_handle`; a context is current, which
-        // the default stream needs.
-        let code = unsafe { (self.gpu.cuda().cuEventRecord)(mark.handle(), other.handle()) };
-        self.gpu.driver().check(code, "cuEventRecord")?;
-        // SAFETY: both handles are alive, and of one context.
-        let code = unsafe { (self.gpu.cuda().cuStreamWaitEvent)(self.handle, mark.handle(), CU_EVENT_WAIT_DEFAULT) };
-        self.gpu.driver().check(code, "cuStreamWaitEvent")
     }
 
     /// Waits until everything queued so far is done.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::MemoryKind;
 use super::region::Region;
 use crate::base::{Error, ErrorKind, Result};
-use crate::cuda::{CallerStream, Event, Events, Gpu, Stream};
+use crate::cuda::{Event, Events, Gpu, Stream};
 
 /// The streams on which a session's copies run.
 #[derive(Debug)]
@@ -33,17 +33,6 @@ impl CopyStreams {
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
-    }
-
-    /// Lets the copies from now on wait for what is in a stream of the caller's by now: its work on the memory that they fill
-    /// or read. Nobody waits here.
-    ///
-    /// # Errors
-    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
-    pub fn follow(&self, caller: CallerStream) -> Result<()> {
-        let mark = Events::default().take(&self.gpu)?;
-        self.to_gpu.follow(caller, &mark)?;
-        self.to_host.follow(caller, &mark)
     }
 }
 

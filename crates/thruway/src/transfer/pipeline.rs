@@ -72,7 +72,7 @@ pub struct TransferOptions {
     /// Stops it.
     pub cancel: Cancel,
     /// A stream of the caller's on the session's GPU. What is in it when a batch of moves is begun is done before any of that
-    /// batch's bytes are copied: kernels that still use the memory, or that write what is to be saved. Without one the caller
+    /// batch's bytes are moved: kernels that still use the memory, or that write what is to be saved. Without one the caller
     /// has waited for such work.
     pub after: Option<CallerStream>,
 }
@@ -352,7 +352,8 @@ fn planned(batch: Batch<'_>) -> PlannedBatch<'_> {
     Box::new(move |shared: &Shared<'_>| {
         let moves = batch()?;
         if let (Some(after), Some(streams)) = (shared.options.after, &shared.context.streams) {
-            streams.follow(after)?;
+            // Here, and not on the streams of the copies: other transfers have those too.
+            after.wait(streams.gpu())?;
         }
         plan_batch(shared, moves)
     })

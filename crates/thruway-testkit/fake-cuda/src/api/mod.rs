@@ -44,6 +44,7 @@ exported! {
         cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemsetD8Async
         cuPointerGetAttribute cuPointerGetAttributes
         cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
+        cuStreamIsCapturing cuThreadExchangeStreamCaptureMode
         cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime
         cuModuleLoadData cuModuleUnload cuModuleGetFunction cuLaunchKernel;
     optional:

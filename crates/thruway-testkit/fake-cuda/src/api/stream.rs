@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use thruway_sys::cuda::*;
 
+use crate::capture;
 use crate::stream::{Mark, Work};
 use crate::world::{Answer, Guard, World, call, put, wait};
 
@@ -88,5 +89,36 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
             world.submit(id, vec![mark], Work::Barrier);
         }
         Ok(())
+    })
+}
+
+/// With the setting `CAPTURING` every stream is captured, and the default one cannot be used.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult {
+    call("cuStreamIsCapturing", |mut world| {
+        world.stream(stream)?;
+        if world.config.capturing && (stream.is_null() || stream == CU_STREAM_LEGACY) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        let found = if world.config.capturing { CU_STREAM_CAPTURE_STATUS_ACTIVE } else { CU_STREAM_CAPTURE_STATUS_NONE };
+        // SAFETY: null or writable, as the driver asks.
+        unsafe { put(status, found) }
+    })
+}
+
+/// As documented.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CUresult {
+    call("cuThreadExchangeStreamCaptureMode", |_world| {
+        if mode.is_null() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: not null, so it can be read and written, as the driver asks.
+        let wanted = unsafe { mode.read_unaligned() };
+        if wanted > CU_STREAM_CAPTURE_MODE_RELAXED {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: as above.
+        unsafe { put(mode, capture::exchange(wanted)) }
     })
 }
