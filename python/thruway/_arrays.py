@@ -86,9 +86,8 @@ def packed(array: Any) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(np.shape(array))
 
 
-def gpu_terms(memory: str) -> tuple[None, None]:
-    """No stream, and nothing that is shared."""
-    return None, None
+def current_stream(memory: str) -> None:
+    """None: there is no GPU."""
 
 
 def allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:

@@ -33,11 +33,15 @@ def parts_of(index: Any, shape: list[int]) -> list[Part]:
 
 def _part(one: Any, length: int, dimension: int) -> Part:
     if isinstance(one, slice):
-        step = 1 if one.step is None else operator.index(one.step)
+        try:
+            step = 1 if one.step is None else operator.index(one.step)
+            start, stop, _ = one.indices(length) if step > 0 else (0, 0, 0)
+        except TypeError:
+            raise InvalidInputError(f"the bounds of a slice are integers: {one}") from None
         if step < 1:
             raise InvalidInputError(f"Slice step must be a positive integer, got {step}")
-        start, stop, _ = one.indices(length)
-        return start, max(start, stop), step
+        # Frameworks hold steps in 64 bits.
+        return start, max(start, stop), min(step, max(length, 1))
     if isinstance(one, list):
         if not one:
             return 0, 0, 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import os
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 from thruway import _host, _index
 from thruway._errors import InvalidInputError, ThruwayError
 from thruway._thruway import Model, Receipt
+
+# Name, dtype, shape, file, and the bytes of the file at which it begins and ends.
+_Entry = tuple[str, str, list[int], int, int, int]
 
 # Device, address, bytes, and what keeps them.
 Bytes = tuple[str, int, int, object]
@@ -25,10 +30,18 @@ _FRAMEWORKS = {
 }
 _BACKENDS = ("mmap", "pread")
 
+# How much memory small tensors may share: what freeing all of them but one can leave allocated.
+_SHARED_BYTES = 2 << 20
+
+# From so many rows on, and up to so many bytes a row, it takes less to read a whole tensor than to say where each row's
+# part lies.
+_MANY_ROWS = 1 << 12
+_SHORT_ROW_BYTES = 256
+
 
 def check_backend(backend: Any) -> None:
     """Raises for what is no backend."""
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         raise InvalidInputError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
 
 
@@ -57,9 +70,10 @@ class safe_open:
         backend: str = "mmap",
         path: str = "auto",
     ) -> None:
-        if framework not in _FRAMEWORKS:
+        if not isinstance(framework, str) or framework not in _FRAMEWORKS:
             raise InvalidInputError(f"framework {framework} is invalid: use one of {', '.join(sorted(_FRAMEWORKS))}")
         check_backend(backend)
+        self._arguments = (os.path.abspath(filename), framework, device, backend, path)
         self._framework: ModuleType = importlib.import_module(_FRAMEWORKS[framework])
         # Where tensors are loaded to, and where they go from there if that is not where they belong.
         self._memory, self._device = self._framework.place(device)
@@ -70,6 +84,10 @@ class safe_open:
         self._entries = {entry[0]: entry for entry in self._model.entries()}
         # Absolute, since they are mapped later, and the program may be elsewhere by then.
         self._files = [Path(file).absolute() for file in self._model.files()]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process that it is sent to opens the model anew.
+        return _again, self._arguments
 
     def __enter__(self) -> safe_open:
         return self
@@ -84,7 +102,7 @@ class safe_open:
             raise ThruwayError("File is closed")
         return self._model
 
-    def _entry(self, name: str) -> tuple[str, str, list[int], int, int, int]:
+    def _entry(self, name: str) -> _Entry:
         self._opened()
         try:
             return self._entries[name]
@@ -134,27 +152,42 @@ class safe_open:
         """A tensor, or of one dimension a range."""
         entry = self._entry(name)
         _, dtype, shape, file, start, _ = entry
+        if self._maps is None and narrowed is not None and self._has_short_rows(entry, narrowed[0]):
+            return self._cut(self.part(name, None), shape, narrowed)
         if self._maps is None:
             return self._load([name] if narrowed is None else [], [] if narrowed is None else [(name, *narrowed)])[name]
         if file not in self._maps:
             self._maps[file] = _host.mapped(self._files[file], self._opened().identity(file))
         tensor = self._framework.view(name, self._maps[file], dtype, shape, start)
         if narrowed is not None:
-            dimension, first, last = narrowed
-            # Two of the format's F4 are one element of torch's.
-            each = shape[dimension] // tensor.shape[dimension] if shape[dimension] else 1
-            tensor = tensor[(*[slice(None)] * dimension, slice(first // each, last // each))]
+            tensor = self._cut(tensor, shape, narrowed)
         return self._framework.to(tensor, self._device)
+
+    def _has_short_rows(self, entry: _Entry, dimension: int) -> bool:
+        _, _, shape, _, start, end = entry
+        rows = math.prod(shape[:dimension])
+        return rows >= _MANY_ROWS and end - start <= rows * _SHORT_ROW_BYTES
+
+    @staticmethod
+    def _cut(tensor: Any, shape: list[int], narrowed: tuple[int, int, int]) -> Any:
+        dimension, first, last = narrowed
+        # Two of the format's F4 are one element of torch's.
+        each = shape[dimension] // tensor.shape[dimension] if shape[dimension] else 1
+        return tensor[(*[slice(None)] * dimension, slice(first // each, last // each))]
 
     def _load(self, select: list[str] | None, slices: list[tuple[str, int, int, int]]) -> dict[str, Any]:
         loaded, _ = Load(self._framework, self._opened(), self._memory, select, slices).wait()
         return {name: self._framework.to(tensor, self._device) for name, tensor in loaded.items()}
 
 
+def _again(filename: str, framework: str, device: Any, backend: str, path: str) -> safe_open:
+    return safe_open(filename, framework, device, backend=backend, path=path)
+
+
 class Slice:
     """A tensor that is read only where it is indexed, by integers, slices with a step of 1 or more, and an ellipsis."""
 
-    def __init__(self, opened: safe_open, entry: tuple[str, str, list[int], int, int, int]) -> None:
+    def __init__(self, opened: safe_open, entry: _Entry) -> None:
         self._opened, self._entry = opened, entry
 
     def get_shape(self) -> list[int]:
@@ -194,15 +227,14 @@ class Load:
         into: Sequence[tuple[str, Bytes]] = (),
         progress: Callable[[int], object] | None = None,
     ) -> None:
-        stream, shared = framework.gpu_terms(memory)
         self._framework, self._memory = framework, memory
         self._tensors: dict[str, Any] = {}
         self._loading = model.load(
             select=select,
             slices=slices,
             into=list(into),
-            shared_bytes=shared,
-            stream=stream,
+            shared_bytes=_SHARED_BYTES,
+            stream=framework.current_stream(memory),
             progress=progress,
         )
 

@@ -32,6 +32,7 @@ def checked(tensors: Mapping[str, Any], source: Callable[[str, Any], Source]) ->
     for name in tensors:
         if not isinstance(name, str):
             raise InvalidInputError(f"the names of tensors are str, not {type(name).__name__}: {name!r}")
+        _check_text("the name of a tensor", name)
     return [source(name, tensor) for name, tensor in tensors.items()]
 
 
@@ -42,7 +43,15 @@ def _pairs(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in pairs.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidInputError(f"metadata is text, and this is not: {key!r}: {value!r}")
+        _check_text("metadata", key + value)
     return pairs
+
+
+def _check_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{what} has half of a surrogate pair, which no file can hold: {text!r}") from None
 
 
 def to_storage(
@@ -54,8 +63,8 @@ def to_storage(
     receipt: Callable[[Receipt], object] | None,
 ) -> None:
     """Saves as a file, or as a directory of shards."""
-    if max_shard_bytes is not None and max_shard_bytes < 1:
-        raise InvalidInputError(f"a shard cannot hold {max_shard_bytes} bytes")
+    if max_shard_bytes is not None and not (type(max_shard_bytes) is int and 0 < max_shard_bytes < 1 << 63):
+        raise InvalidInputError(f"max_shard_bytes is a number of bytes, not {max_shard_bytes!r}")
     devices = {source.device for source in sources} - {"host"}
     if len(devices) > 1:
         raise InvalidInputError(

@@ -86,6 +86,9 @@ def save(tensor_dict: Mapping[str, np.ndarray], metadata: Mapping[str, str] | No
 def _source(name: str, array: Any) -> _save.Source:
     if not isinstance(array, np.ndarray):
         raise InvalidInputError(f"Key `{name}` is invalid, expected numpy.ndarray but received {type(array)}")
+    if isinstance(array, np.ma.MaskedArray):
+        hint = "save its data and its mask under two names, or call `.filled()`"
+        raise InvalidInputError(f"`{name}` has a mask, which the format has no place for", hint=hint)
     code = _arrays.CODES.get(array.dtype.name)
     if code is None:
         raise InvalidInputError(f"`{name}` has the dtype {array.dtype}, which safetensors files cannot hold")

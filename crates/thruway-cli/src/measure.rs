@@ -342,7 +342,7 @@ fn read_plainly(file: &dyn File, target: &mut [u8], mut offset: u64) -> Result<(
 /// over blocks that a file already has costs the filesystem less; that figure stands beside it and is no limit of a save.
 pub(crate) fn drive(path: &Path, bytes: u64, effort: Effort) -> Result<Vec<Limit>> {
     let bytes = whole_requests(bytes.clamp(PLAIN_BYTES as u64, DRIVE_BYTES_MAX));
-    OsNamespace.create(path)?.allocate(bytes)?;
+    OsNamespace.create(path, None)?.allocate(bytes)?;
     let names = [limit::WRITE, limit::REWRITE, limit::WRITE_PLAINLY, limit::READ, limit::READ_PLAINLY];
     if let Err(reason) = direct_file(path, Access::Write) {
         return Ok(names.map(|name| Limit { name, rate: Err(reason.clone()) }).into());
@@ -388,7 +388,7 @@ pub(crate) fn read_again(limit: &mut Limit, path: &Path) -> Result<Option<usize>
 /// As [`read_again`], writing a fresh file of `bytes` at `path`, which is removed.
 pub(crate) fn write_again(limit: &mut Limit, path: &Path, bytes: u64) -> Result<Option<usize>> {
     let bytes = whole_requests(bytes);
-    OsNamespace.create(path)?;
+    OsNamespace.create(path, None)?;
     let number = limit.again(bytes, &mut |engine, shape| fresh_pass(engine, path, bytes, shape));
     OsNamespace.remove(path)?;
     number
@@ -402,7 +402,7 @@ fn whole_requests(bytes: u64) -> u64 {
 /// Replaces the file at `path` by one whose blocks are only just reserved, and fills it. Gives the seconds of the latter.
 fn fresh_pass(engine: &mut dyn Engine, path: &Path, bytes: u64, shape: Shape) -> Result<f64> {
     OsNamespace.remove(path)?;
-    OsNamespace.create(path)?.allocate(bytes)?;
+    OsNamespace.create(path, None)?.allocate(bytes)?;
     let file = OsNamespace.open(path, Access::Write, Buffering::Direct)?;
     pass(engine, &file, bytes, Direction::Write, shape)
 }

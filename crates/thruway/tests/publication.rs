@@ -344,8 +344,8 @@ impl Namespace for Watched {
     fn open(&self, path: &Path, access: Access, buffering: Buffering) -> Result<Arc<dyn File>> {
         Ok(self.watch(self.disk.open(path, access, buffering)?, false))
     }
-    fn create(&self, path: &Path) -> Result<Arc<dyn File>> {
-        Ok(self.watch(self.disk.create(path)?, true))
+    fn create(&self, path: &Path, permissions: Option<u32>) -> Result<Arc<dyn File>> {
+        Ok(self.watch(self.disk.create(path, permissions)?, true))
     }
     fn metadata(&self, path: &Path) -> Result<Metadata> {
         self.disk.metadata(path)
@@ -487,4 +487,27 @@ fn opening_reads_a_file_once_and_again_only_if_its_header_is_long() {
         .map(|entry| entry.name.clone())
         .collect();
     assert_eq!(names, ["t0", "t1", "t2"]);
+}
+
+#[test]
+fn a_file_that_replaces_another_has_its_permissions_and_a_new_one_those_of_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = scratch();
+    let path = directory.path().join("model.safetensors");
+    let mode = || std::fs::metadata(&path).expect("there").permissions().mode() & 0o777;
+    put(directory.path().join("other"), "");
+    let ordinary = std::fs::metadata(directory.path().join("other")).expect("there").permissions().mode() & 0o777;
+    let source = HostBuffer::from_vec(vec![7; 2]);
+    let save = || {
+        let region = source.source(0..2).expect("idle");
+        let spec = thruway::format::safetensors::TensorSpec { name: "a".to_owned(), dtype: Dtype::U8, shape: vec![2] };
+        session().save(&[Source { spec, region }], &path, SaveOptions::default()).expect("saved");
+    };
+    save();
+    assert_eq!(mode(), ordinary);
+    for permissions in [0o600, 0o664, 0o640] {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(permissions)).expect("ours");
+        save();
+        assert_eq!(mode(), permissions);
+    }
 }

@@ -17,16 +17,38 @@ def _one_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def aliases(state: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()) -> dict[str, str]:
-    """For each name that need not be saved the one that stands for the same tensor: a preferred one, or the first."""
+    """For each name that need not be saved the one that stands for it: of the same tensor, or of all that it views.
+
+    Of names of the same tensor a preferred one is kept, or the first. A view that is preferred is kept too.
+    """
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, tensor in state.items():
-        if tensor.numel():
+        # What a module adds with `get_extra_state` may be anything.
+        if isinstance(tensor, torch.Tensor) and tensor.numel() and not torch.nn.parameter.is_lazy(tensor):
             names.setdefault(_one_tensor(tensor), []).append(name)
-    wanted, found = set(preferred), {}
+    wanted, found, wholes = set(preferred), {}, {}
     for same in names.values():
         kept = min(same, key=lambda name: (name not in wanted, name))
         found.update({name: kept for name in same if name != kept})
+        if (storage := _wholly_used(state[kept])) is not None:
+            wholes[storage] = kept
+    for same in names.values():
+        whole = wholes.get(_storage(state[same[0]]))
+        if whole is not None and whole not in same and not wanted.intersection(same):
+            found.update(dict.fromkeys(same, whole))
     return found
+
+
+def _storage(tensor: torch.Tensor) -> tuple[torch.device, int] | None:
+    """What tells a storage from others, of a tensor that has one."""
+    return (tensor.device, tensor.untyped_storage().data_ptr()) if tensor.data_ptr() else None
+
+
+def _wholly_used(tensor: torch.Tensor) -> tuple[torch.device, int] | None:
+    """The storage of a tensor that fills it."""
+    storage = _storage(tensor)
+    fills = storage is not None and tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+    return storage if fills else None
 
 
 def save_model(
@@ -46,6 +68,10 @@ def save_model(
     from thruway.torch import save_file
 
     state = model.state_dict()
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            hint = "save the tensors with save_file, and the rest apart"
+            raise InvalidInputError(f"`{name}`, which the module's get_extra_state gives, is no tensor", hint=hint)
     left_out = aliases(state)
     kept = {name: tensor for name, tensor in state.items() if name not in left_out}
     if force_contiguous:

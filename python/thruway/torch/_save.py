@@ -52,6 +52,10 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise InvalidInputError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidInputError(f"`{name}` has no shape before its module has run once")
+        if tensor.is_nested:
+            raise InvalidInputError(f"`{name}` is a nested tensor, which the format has no place for: save its parts")
         if tensor.layout != torch.strided:
             raise InvalidInputError(
                 f"`{name}` is a sparse tensor, which the format has no place for: save its dense form"
@@ -62,10 +66,12 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
             hint = "call `.contiguous()` on it first, or use save_model(..., force_contiguous=True)"
             raise InvalidInputError(f"`{name}` is not contiguous", hint=hint)
         if tensor.numel():
-            start = tensor.data_ptr()
-            held = tensor.untyped_storage().nbytes()
+            try:
+                start, held = tensor.data_ptr(), tensor.untyped_storage().nbytes()
+            except RuntimeError:
+                start, held = 0, 0
             if not start or tensor.storage_offset() * tensor.itemsize + tensor.nbytes > held:
-                hint = "it was freed, or is sharded: gather it first"
+                hint = "it was freed, or is sharded or wrapped: make an ordinary tensor of it first"
                 raise InvalidInputError(f"`{name}` has no memory for its {tensor.nbytes} bytes", hint=hint)
             storage = (tensor.device, tensor.untyped_storage().data_ptr())
             seen.setdefault(storage, []).append((start, start + tensor.nbytes, name))

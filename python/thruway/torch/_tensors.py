@@ -36,9 +36,6 @@ _NAMES = {
 DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-# How much of a GPU's memory small tensors may share: what freeing all of them but one can leave allocated.
-_SHARED_BYTES = 2 << 20
-
 
 def place(device: Any) -> tuple[str, torch.device | None]:
     """Where the native half loads to, and the device that tensors are moved to from there, if it is another.
@@ -115,11 +112,9 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def gpu_terms(memory: str) -> tuple[int | None, int | None]:
-    """The stream that a load comes after, and how much tensors may share an allocation of."""
-    if memory == "host":
-        return None, None
-    return torch.cuda.current_stream(memory).cuda_stream, _SHARED_BYTES
+def current_stream(memory: str) -> int | None:
+    """The stream that a load comes after, if it goes to a GPU."""
+    return None if memory == "host" else torch.cuda.current_stream(memory).cuda_stream
 
 
 def allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ impl TestFiles for SimFiles {
     fn refused(&self) -> Vec<Refused> {
         let read_only = self.opened(&[1; 4096], Access::Read, Buffering::PageCache);
         let full = SimDisk::new(SimDiskSettings { capacity_bytes: 0, ..SimDiskSettings::default() });
-        let full = full.create(Path::new("/full")).expect("a name takes no room");
+        let full = full.create(Path::new("/full"), None).expect("a name takes no room");
         vec![
             Refused {
                 what: "a write to a file opened for reading",

@@ -43,7 +43,7 @@ impl Namespace for SimDisk {
         Ok(self.handle(id, path, access, buffering))
     }
 
-    fn create(&self, path: &Path) -> Result<Arc<dyn File>> {
+    fn create(&self, path: &Path, _permissions: Option<u32>) -> Result<Arc<dyn File>> {
         let id =
             self.named("create", "cannot create", path, |state| state.tree.create_file(path, Content::empty(state.clock)))?;
         Ok(self.handle(id, path, Access::Write, Buffering::PageCache))
@@ -53,8 +53,8 @@ impl Namespace for SimDisk {
         self.named("metadata", "cannot find", path, |state| {
             let id = state.tree.find(path)?;
             Ok(match state.tree.file(id) {
-                Ok(content) => Metadata { kind: EntryKind::File, length: content.now().len() as u64 },
-                Err(_) => Metadata { kind: EntryKind::Directory, length: 0 },
+                Ok(content) => Metadata { kind: EntryKind::File, length: content.now().len() as u64, permissions: 0o644 },
+                Err(_) => Metadata { kind: EntryKind::Directory, length: 0, permissions: 0o755 },
             })
         })
     }

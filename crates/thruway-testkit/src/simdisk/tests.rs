@@ -17,7 +17,7 @@ fn disk() -> SimDisk {
 const NEW: &str = "/d/new";
 
 fn write_new(disk: &SimDisk, sync: bool) {
-    let file = disk.create(Path::new(NEW)).expect("room");
+    let file = disk.create(Path::new(NEW), None).expect("room");
     assert_eq!(file.write_at(&[2; 2000], 0).expect("room"), 2000);
     if sync {
         file.sync().expect("no fault");
@@ -82,7 +82,7 @@ fn after_a_failed_sync_later_ones_lie() {
 fn the_power_goes_during_an_operation_and_stays_away() {
     let disk = disk();
     disk.power_cut_at(0);
-    disk.create(Path::new(NEW)).expect_err("the power went");
+    disk.create(Path::new(NEW), None).expect_err("the power went");
     disk.metadata(Path::new("/d/old")).expect_err("and is away");
     assert_eq!(disk.reboot_all_lost().contents(NEW), None);
     assert_eq!(disk.reboot_all_kept().contents(NEW), Some(Vec::new()), "the operation may have been carried out");
@@ -103,7 +103,7 @@ fn a_direct_handle_refuses_what_is_not_aligned() {
 #[test]
 fn a_full_disk_takes_what_fits_and_then_nothing() {
     let disk = SimDisk::new(SimDiskSettings { capacity_bytes: 1000, ..SimDiskSettings::default() });
-    let file = disk.create(Path::new("/f")).expect("a name takes no room");
+    let file = disk.create(Path::new("/f"), None).expect("a name takes no room");
     assert_eq!(disk.free_bytes(Path::new("/")).expect("no fault"), 1000);
     assert_eq!(file.allocate(1001).expect_err("too large").kind(), ErrorKind::NoSpace);
     assert_eq!(file.write_at(&[1; 1500], 0).expect("some fits"), 1000);

@@ -34,6 +34,8 @@ pub struct Metadata {
     pub kind: EntryKind,
     /// The length in bytes, of a regular file.
     pub length: u64,
+    /// Who may read, write and execute it: the last nine bits of its mode.
+    pub permissions: u32,
 }
 
 /// A held lock; dropping it releases the lock.
@@ -61,12 +63,12 @@ pub trait Namespace: Send + Sync + Debug {
     /// [`LimitReached`](ErrorKind::LimitReached) if no more files may be open.
     fn open(&self, path: &Path, access: Access, buffering: Buffering) -> Result<Arc<dyn File>>;
 
-    /// Creates a file that must not exist, for writing through the page cache, with the mode that the
-    /// process's umask gives ordinary files.
+    /// Creates a file that must not exist, for writing through the page cache, with these permissions, or with those that
+    /// the process's umask gives ordinary files.
     ///
     /// # Errors
     /// [`AlreadyExists`](ErrorKind::AlreadyExists), and what [`open`](Self::open) gives.
-    fn create(&self, path: &Path) -> Result<Arc<dyn File>>;
+    fn create(&self, path: &Path, permissions: Option<u32>) -> Result<Arc<dyn File>>;
 
     /// What a name stands for, links followed.
     ///
@@ -169,10 +171,19 @@ impl Namespace for OsNamespace {
         Ok(Arc::new(file))
     }
 
-    fn create(&self, path: &Path) -> Result<Arc<dyn File>> {
+    fn create(&self, path: &Path, permissions: Option<u32>) -> Result<Arc<dyn File>> {
         let flags = OFlags::CLOEXEC | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOCTTY;
-        let mode = Mode::from_raw_mode(0o666);
+        // Nobody else gets at a file that is to be private, at no moment.
+        let mode = Mode::from_raw_mode(permissions.map_or(0o666, |permissions| permissions & 0o600));
         let fd = opened(path, flags, mode).map_err(|errno| failed("cannot create", path, errno))?;
+        if let Some(permissions) = permissions {
+            let set = || match rustix::fs::fstat(&fd)? {
+                // Some filesystems give all files the same, and allow no change.
+                stat if metadata_of(&stat).permissions == permissions => Ok(()),
+                _ => rustix::fs::fchmod(&fd, Mode::from_raw_mode(permissions)),
+            };
+            set().map_err(|errno| failed("cannot set the permissions", path, errno))?;
+        }
         Ok(Arc::new(OsFile::new(fd, path)?))
     }
 
@@ -267,7 +278,8 @@ fn metadata_of(stat: &rustix::fs::Stat) -> Metadata {
         FileType::Symlink => EntryKind::Link,
         _ => EntryKind::Other,
     };
-    Metadata { kind, length: u64::try_from(stat.st_size).unwrap_or(0) }
+    let permissions = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
+    Metadata { kind, length: u64::try_from(stat.st_size).unwrap_or(0), permissions }
 }
 
 /// An open directory of the operating system.

@@ -10,7 +10,7 @@
 //! durability is in doubt, and the error says so by the fact `published`. Every publication in this library goes
 //! through here.
 //!
-//! A link at the target is the target: a file replaces the link itself, never what it points to, and a directory is
+//! A file that replaces another has its permissions. A link at the target is the target: a file replaces the link itself, never what it points to, and a directory is
 //! refused, since no rename puts one in a link's place.
 
 use std::ffi::{OsStr, OsString};
@@ -46,9 +46,9 @@ impl Staging {
     /// [`InvalidInput`](ErrorKind::InvalidInput) if `target` is a directory, or a link to one, or has no file name;
     /// and what [`Namespace::open_directory`] and [`Namespace::create`] give.
     pub fn file(namespace: Arc<dyn Namespace>, target: &Path) -> Result<(Self, Arc<dyn File>)> {
-        ensure_file_may_stand(&*namespace, target)?;
+        let permissions = ensure_file_may_stand(&*namespace, target)?;
         let mut staging = Self::begin(namespace, target, false)?;
-        let file = staging.namespace.create(&staging.temporary).map_err(|error| at_target(error, target))?;
+        let file = staging.namespace.create(&staging.temporary, permissions).map_err(|error| at_target(error, target))?;
         staging.is_there = true;
         Ok((staging, file))
     }
@@ -91,7 +91,7 @@ impl Staging {
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         let path = self.temporary.join(name);
-        let file = self.namespace.create(&path).map_err(|error| at_target(error, &self.target.join(name)))?;
+        let file = self.namespace.create(&path, None).map_err(|error| at_target(error, &self.target.join(name)))?;
         self.members.push(path.clone());
         Ok((path, file))
     }
@@ -151,19 +151,20 @@ impl Drop for Staging {
     }
 }
 
-/// Refuses, before a byte is written, a target that no file can take.
-fn ensure_file_may_stand(namespace: &dyn Namespace, target: &Path) -> Result<()> {
-    let kind = match existing(namespace, target)?.map(|found| found.kind) {
+/// Refuses, before a byte is written, a target that no file can take. Gives the permissions of the file that is there.
+fn ensure_file_may_stand(namespace: &dyn Namespace, target: &Path) -> Result<Option<u32>> {
+    let found = existing(namespace, target)?;
+    let kind = match found.map(|found| found.kind) {
         // A link is replaced, whatever it points to; but one to a directory stands for the directory wherever people use it.
         Some(EntryKind::Link) => match namespace.metadata(target) {
             Ok(found) if found.kind == EntryKind::Directory => Some(EntryKind::Directory),
-            _ => return Ok(()),
+            _ => return Ok(None),
         },
-        found => found,
+        kind => kind,
     };
     let names_a_directory = target.as_os_str().as_bytes().ends_with(b"/");
     match kind {
-        None | Some(EntryKind::File) if !names_a_directory => Ok(()),
+        None | Some(EntryKind::File) if !names_a_directory => Ok(found.map(|found| found.permissions)),
         Some(EntryKind::Directory) | None => {
             let file = escaped(&target.join("model.safetensors").to_string_lossy());
             Err(Error::new(ErrorKind::InvalidInput, "the target names a directory, and one file is to be written")
