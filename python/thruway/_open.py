@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from thruway import _host, _index
+from thruway import _host, _index, _select
 from thruway._errors import InvalidInputError, ThruwayError
 from thruway._thruway import Model, Receipt
 
@@ -73,7 +72,7 @@ class safe_open:
         if not isinstance(framework, str) or framework not in _FRAMEWORKS:
             raise InvalidInputError(f"framework {framework} is invalid: use one of {', '.join(sorted(_FRAMEWORKS))}")
         check_backend(backend)
-        self._arguments = (os.path.abspath(filename), framework, device, backend, path)
+        self._arguments = (Path(filename).absolute(), framework, device, backend, path)
         self._framework: ModuleType = importlib.import_module(_FRAMEWORKS[framework])
         # Where tensors are loaded to, and where they go from there if that is not where they belong.
         self._memory, self._device = self._framework.place(device)
@@ -153,14 +152,14 @@ class safe_open:
         entry = self._entry(name)
         _, dtype, shape, file, start, _ = entry
         if self._maps is None and narrowed is not None and self._has_short_rows(entry, narrowed[0]):
-            return self._cut(self.part(name, None), shape, narrowed)
+            return _select.cut(self.part(name, None), shape, narrowed)
         if self._maps is None:
             return self._load([name] if narrowed is None else [], [] if narrowed is None else [(name, *narrowed)])[name]
         if file not in self._maps:
             self._maps[file] = _host.mapped(self._files[file], self._opened().identity(file))
         tensor = self._framework.view(name, self._maps[file], dtype, shape, start)
         if narrowed is not None:
-            tensor = self._cut(tensor, shape, narrowed)
+            tensor = _select.cut(tensor, shape, narrowed)
         return self._framework.to(tensor, self._device)
 
     def _has_short_rows(self, entry: _Entry, dimension: int) -> bool:
@@ -168,19 +167,12 @@ class safe_open:
         rows = math.prod(shape[:dimension])
         return rows >= _MANY_ROWS and end - start <= rows * _SHORT_ROW_BYTES
 
-    @staticmethod
-    def _cut(tensor: Any, shape: list[int], narrowed: tuple[int, int, int]) -> Any:
-        dimension, first, last = narrowed
-        # Two of the format's F4 are one element of torch's.
-        each = shape[dimension] // tensor.shape[dimension] if shape[dimension] else 1
-        return tensor[(*[slice(None)] * dimension, slice(first // each, last // each))]
-
     def _load(self, select: list[str] | None, slices: list[tuple[str, int, int, int]]) -> dict[str, Any]:
         loaded, _ = Load(self._framework, self._opened(), self._memory, select, slices).wait()
         return {name: self._framework.to(tensor, self._device) for name, tensor in loaded.items()}
 
 
-def _again(filename: str, framework: str, device: Any, backend: str, path: str) -> safe_open:
+def _again(filename: Path, framework: str, device: Any, backend: str, path: str) -> safe_open:
     return safe_open(filename, framework, device, backend=backend, path=path)
 
 

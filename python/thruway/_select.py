@@ -97,6 +97,22 @@ def cuts(shapes: Mapping[str, list[int]], shard: Shard | None) -> dict[str, tupl
     return {name: (dimension, *share(shapes[name][dimension], rank, world)) for name, (dimension, rank, world) in found}
 
 
+def part_bytes(nbytes: int, shape: list[int], narrowed: tuple[int, int, int] | None) -> int:
+    """The bytes of a part of a tensor that has `nbytes`."""
+    if narrowed is None:
+        return nbytes
+    dimension, first, last = narrowed
+    return nbytes // max(shape[dimension], 1) * (last - first)
+
+
+def cut(tensor: Any, shape: list[int], narrowed: tuple[int, int, int]) -> Any:
+    """A view of a part of a tensor which has this shape in the format."""
+    dimension, first, last = narrowed
+    # Two of the format's F4 are one element of torch's.
+    each = shape[dimension] // tensor.shape[dimension] if shape[dimension] else 1
+    return tensor[(*[slice(None)] * dimension, slice(first // each, last // each))]
+
+
 def expert_names(names: Sequence[str], rank: int, world: int, pattern: str = r"\.experts\.(\d+)\.") -> list[str]:
     """The names without the experts of other ranks: each rank has neighbours, as many as the others or fewer.
 

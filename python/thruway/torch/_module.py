@@ -33,7 +33,8 @@ def aliases(state: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()) ->
         if (storage := _wholly_used(state[kept])) is not None:
             wholes[storage] = kept
     for same in names.values():
-        whole = wholes.get(_storage(state[same[0]]))
+        storage = _storage(state[same[0]])
+        whole = None if storage is None else wholes.get(storage)
         if whole is not None and whole not in same and not wanted.intersection(same):
             found.update(dict.fromkeys(same, whole))
     return found

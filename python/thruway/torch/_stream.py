@@ -72,14 +72,13 @@ def wanted_of(entries: Mapping[str, Any], names: _select.Names, shard: _select.S
     cuts, wanted = _select.cuts(shapes, shard), []
     for name in chosen:
         _, code, shape, _, start, end = entries[name]
-        narrowed, nbytes = None, end - start
+        narrowed = None
         if name in cuts:
             dimension, first, last = cuts[name]
             # Two of the format's F4 are one element of torch's.
             each = shape[dimension] // shapes[name][dimension] if shape[dimension] else 1
             narrowed = (dimension, first * each, last * each)
-            nbytes = nbytes // max(shape[dimension], 1) * (last - first) * each
-        wanted.append(_select.Wanted(name, code, narrowed, nbytes))
+        wanted.append(_select.Wanted(name, code, narrowed, _select.part_bytes(end - start, shape, narrowed)))
     return wanted
 
 

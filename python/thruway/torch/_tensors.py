@@ -94,6 +94,11 @@ def view(name: str, buffer: Any, code: str, shape: list[int], offset: int) -> to
     return _shaped(name, torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset), lengths)
 
 
+def of_bytes(name: str, raw: torch.Tensor, code: str, shape: list[int]) -> torch.Tensor:
+    """A tensor of just these bytes, whose memory it shares."""
+    return _shaped(name, raw.view(dtype_of(name, code)), shape_of(code, shape))
+
+
 def _shaped(name: str, flat: torch.Tensor, shape: list[int]) -> torch.Tensor:
     try:
         return flat.view(shape)
@@ -124,4 +129,4 @@ def allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]
     for storage, (_, places) in zip(storages, wanted, strict=True):
         for name, code, shape, offset, nbytes in places:
             raw = storage if nbytes == storage.numel() else storage[offset : offset + nbytes]
-            tensors[name] = _shaped(name, raw.view(dtype_of(name, code)), shape_of(code, shape))
+            tensors[name] = of_bytes(name, raw, code, shape)
