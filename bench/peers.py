@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Loads one model with one other piece of software, in this one process, and tells how it went as one JSON object.
+"""Loads one model with one piece of software, in this one process, and tells how it went as one JSON object.
 
-    peers.py NAME MODEL [--repeat N] [--cold] [--device cuda:0]
+    peers.py NAME MODEL [--repeat N] [--cold] [--memory] [--device cuda:0]
 
-The first run is the first load of the process; the others follow it. Before the first, CUDA is started by a tiny
-allocation, so that nobody pays for it. A run begins before the files are opened, includes the allocation of the
-destination, and ends when the device is synchronised and each tensor is there under its name; what was loaded is
-dropped between runs, outside the clock. With --cold the page cache is dropped before each run (root only); without
-it, bring the files into the page cache before. On the CPU only the model's own pages are dropped.
+The first run is the first load of the process; the others follow it. Before the first, packages are imported and CUDA
+is started by a tiny allocation, so that nobody pays for that. A run begins before the files are opened, includes the
+allocation of the destination, and ends when the device is synchronised and each tensor is there under its name; what
+was loaded is dropped between runs, outside the clock. With --cold the page cache forgets the model before each run;
+without it, bring the files into the page cache before.
 
+With --memory one more load follows, which is not timed, and a thread asks the driver (`cudaMemGetInfo`) every two
+milliseconds how much of the device's memory is free. What torch knows of would not do: some allocate beside it.
+
+    thruway                load_file(device=...) of the directory
     safetensors            load_file(device=...), file by file
     safetensors-prefetch   prefetch() of all files at once; version 0.9 or newer
     fastsafetensors        SafeTensorsFileLoader without GPUDirect Storage
@@ -17,20 +21,29 @@ it, bring the files into the page cache before. On the CPU only the model's own 
     kvikio                 CuFile.pread of whole files, 16 threads: raw bytes, no tensors
     limit                  what this machine's copy engine gives from pinned memory, by torch: no file is read
 
-`--device cpu` works with safetensors, fastsafetensors and runai, to try this script without a GPU.
+And as Hugging Face's transformers reads checkpoints: safe_open, and for each name get_slice(name)[...]
+
+    thruway-slices         with one handle for the directory
+    thruway-slices-files   file by file
+    safetensors-slices     file by file
+
+`--device cpu` works with all of Thruway and safetensors but the prefetch, with fastsafetensors and runai, to try this
+script without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.metadata
 import json
 import os
 import resource
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +53,7 @@ KVIKIO_THREADS = 16
 KVIKIO_TASK_BYTES = 8 << 20
 # Longer copies show no higher rate, and as much pinned memory takes a second to make.
 LIMIT_BYTES_MAX = 1 << 30
-DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+WATCH_SECONDS = 0.002
 
 # What one load gives: the tensors by name, and what has to be closed before the next.
 Loaded = tuple[dict[str, Any], list[Any]]
@@ -49,10 +62,18 @@ Loaded = tuple[dict[str, Any], list[Any]]
 class Peer:
     """The files of one model and the device that they go to."""
 
-    def __init__(self, files: list[Path], device: str) -> None:
+    def __init__(self, model: Path, files: list[Path], device: str) -> None:
+        self.model = model
         self.paths = [str(file) for file in files]
         self.sizes = [file.stat().st_size for file in files]
         self.device = device
+        # Thruway's own word on each load.
+        self.receipts: list[Any] = []
+
+    def thruway(self) -> Loaded:
+        from thruway.torch import load_file
+
+        return load_file(self.model, device=self.device, receipt=self.receipts.append), []
 
     def safetensors(self) -> Loaded:
         from safetensors.torch import load_file
@@ -116,6 +137,29 @@ class Peer:
             raise RuntimeError(f"kvikio read {sum(done)} of {sum(self.sizes)} bytes")
         return dict(zip(self.paths, buffers, strict=True)), handles
 
+    def thruway_slices(self) -> Loaded:
+        from thruway import safe_open
+
+        return self.slices(safe_open, [self.model])
+
+    def thruway_slices_files(self) -> Loaded:
+        from thruway import safe_open
+
+        return self.slices(safe_open, self.paths)
+
+    def safetensors_slices(self) -> Loaded:
+        from safetensors import safe_open
+
+        return self.slices(safe_open, self.paths)
+
+    def slices(self, safe_open: Callable[..., Any], paths: Sequence[str | Path]) -> Loaded:
+        tensors: dict[str, Any] = {}
+        for path in paths:
+            with safe_open(path, framework="pt", device=self.device) as file:
+                names = file.keys()
+                tensors.update((name, file.get_slice(name)[...]) for name in names)
+        return tensors, []
+
 
 def kvikio_settings() -> None:
     import kvikio.defaults
@@ -123,13 +167,18 @@ def kvikio_settings() -> None:
     kvikio.defaults.set({"num_threads": KVIKIO_THREADS, "task_size": KVIKIO_TASK_BYTES})
 
 
-PEERS: dict[str, tuple[str, Callable[[Peer], Loaded]]] = {
-    "safetensors": ("safetensors", Peer.safetensors),
-    "safetensors-prefetch": ("safetensors", Peer.safetensors_prefetch),
-    "fastsafetensors": ("fastsafetensors", Peer.fastsafetensors),
-    "runai": ("runai-model-streamer", Peer.runai),
-    "instanttensor": ("instanttensor", Peer.instanttensor),
-    "kvikio": ("kvikio-cu13", Peer.kvikio),
+# What each is called by, the package whose version counts, what a program imports at its start, and a load.
+PEERS: dict[str, tuple[str, str, Callable[[Peer], Loaded]]] = {
+    "thruway": ("thruway", "thruway.torch", Peer.thruway),
+    "safetensors": ("safetensors", "safetensors.torch", Peer.safetensors),
+    "safetensors-prefetch": ("safetensors", "safetensors", Peer.safetensors_prefetch),
+    "fastsafetensors": ("fastsafetensors", "fastsafetensors", Peer.fastsafetensors),
+    "runai": ("runai-model-streamer", "runai_model_streamer", Peer.runai),
+    "instanttensor": ("instanttensor", "instanttensor", Peer.instanttensor),
+    "kvikio": ("kvikio-cu13", "kvikio", Peer.kvikio),
+    "thruway-slices": ("thruway", "thruway.torch", Peer.thruway_slices),
+    "thruway-slices-files": ("thruway", "thruway.torch", Peer.thruway_slices_files),
+    "safetensors-slices": ("safetensors", "safetensors", Peer.safetensors_slices),
 }
 
 
@@ -148,11 +197,9 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def drop_page_cache(files: list[Path], device: str) -> None:
-    """Nothing of the files is in the page cache afterwards."""
+def drop_page_cache(files: list[Path]) -> None:
+    """Nothing of the files is in the page cache afterwards, and nothing of others waits to be written."""
     os.sync()
-    if device != "cpu":
-        DROP_CACHES.write_text("3")
     left = direct_io.evict_wholly(files)
     if left:
         raise RuntimeError(f"the page cache keeps {left} bytes of the model")
@@ -198,35 +245,93 @@ class HostMemory:
         return max(self.field("VmHWM") - self.before, 0)
 
 
+class DeviceMemory:
+    """How much of the device's memory was taken at most while it was watched, beyond what was taken at the start."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.before = self.least = self.free()
+
+    def free(self) -> int:
+        import torch
+
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def look(self) -> None:
+        self.least = min(self.least, self.free())
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        import torch
+
+        # What earlier loads left with torch would be counted as this one's.
+        torch.cuda.empty_cache()
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(WATCH_SECONDS):
+                self.look()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+            self.look()
+        finally:
+            done.set()
+            thread.join()
+
+
 def cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def load(name: str, files: list[Path], args: argparse.Namespace) -> dict:
-    package, once = PEERS[name]
-    peer, runs, count = Peer(files, args.device), [], 0
+    package, module, once = PEERS[name]
+    peer, counts = Peer(args.model, files, args.device), set()
     start(args.device)
-    version = importlib.metadata.version(package)
+    importlib.import_module(module)
     if name == "kvikio":
         kvikio_settings()
-    memory = HostMemory()
-    for _ in range(args.repeat):
+
+    def run(watched: contextlib.AbstractContextManager[None]) -> dict:
         if args.cold:
-            drop_page_cache(files, args.device)
+            drop_page_cache(files)
         synchronise(args.device)
-        cpu, begun = cpu_seconds(), time.perf_counter()
-        tensors, closers = once(peer)
-        synchronise(args.device)
-        runs.append({"seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - cpu})
+        with watched:
+            cpu, begun = cpu_seconds(), time.perf_counter()
+            tensors, closers = once(peer)
+            synchronise(args.device)
+            told = {"seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - cpu}
         check(name, tensors, files, args.device)
-        count = len(tensors)
+        counts.add(len(tensors))
         del tensors
         for closer in closers:
             closer.close()
-        del closers
-    told = {"name": name, "version": version, "bytes": sum(peer.sizes), "tensors": count, "runs": runs}
-    return {**told, "peak_host_bytes": memory.grown()}
+        return told
+
+    device = DeviceMemory(args.device) if args.memory and args.device != "cpu" else None
+    host = HostMemory()
+    told = {
+        "name": name,
+        "version": importlib.metadata.version(package),
+        "bytes": sum(peer.sizes),
+        "runs": [run(contextlib.nullcontext()) for _ in range(args.repeat)],
+        "tensors": max(counts),
+        "peak_host_bytes": host.grown(),
+        "taken": taken(receipt.to_dict() for receipt in peer.receipts),
+    }
+    if device is not None:
+        run(device.watched())
+        told["peak_device_bytes"] = device.before - device.least
+    return told
+
+
+def taken(receipts: Iterable[dict[str, Any]]) -> list[str]:
+    """Which ways the bytes of Thruway's loads went."""
+    parts = (part for receipt in receipts for file in receipt["files"] for part in file["parts"])
+    return sorted({f"{part['path']} ({part['engine']})" for part in parts})
 
 
 def limit(files: list[Path], args: argparse.Namespace) -> dict:
@@ -252,7 +357,8 @@ def main() -> int:
     parser.add_argument("name", choices=[*PEERS, "limit"])
     parser.add_argument("model", type=Path, help="a file, or a directory of shards")
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--cold", action="store_true", help="drop the page cache before each run")
+    parser.add_argument("--cold", action="store_true", help="make the page cache forget the model before each run")
+    parser.add_argument("--memory", action="store_true", help="watch the device's memory during one more load")
     parser.add_argument("--device", default="cuda:0")
     args = parser.parse_args()
     files = [args.model] if args.model.is_file() else sorted(args.model.glob("*.safetensors"))

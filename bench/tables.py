@@ -70,6 +70,17 @@ def ranged(values: Sequence[float]) -> str:
 # ------------------------------------------------------------------------------------ peers
 
 
+def is_peer(label: str) -> bool:
+    """Whether a system is another's and gives tensors, as Thruway does: it is what Thruway is held against."""
+    return not label.startswith((OURS, LIMIT)) and "raw" not in label
+
+
+def seconds_of(system: dict[str, Any], repeated: bool) -> list[float]:
+    """What the first load took in each process of a system, or those that followed it."""
+    chosen = slice(1, None) if repeated else slice(1)
+    return [run["seconds"] for process in system["processes"] for run in process["runs"][chosen]]
+
+
 def peers(data: dict[str, Any]) -> list[Table]:
     """One table for each scenario of bench/run_peers.py."""
     return [scenario_table(name, scenario) for name, scenario in data.get("scenarios", {}).items()]
@@ -78,35 +89,29 @@ def peers(data: dict[str, Any]) -> list[Table]:
 def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
     timed = name in IN_MILLISECONDS
     unit = "ms" if timed else "GB/s"
-    table = Table(
-        scenario["title"],
-        [
-            "system",
-            "version",
-            f"first, {unit}",
-            f"repeated, {unit}",
-            "CPU, s/GB",
-            "host memory, GB",
-            "processes",
-            "note",
-        ],
-    )
+    header = [
+        "system",
+        "version",
+        f"first, {unit}",
+        f"repeated, {unit}",
+        "CPU, s/GB",
+        "host memory, GB",
+        "GPU memory, GB",
+    ]
+    table = Table(scenario["title"], [*header, "processes", "note"])
     firsts, repeats = {}, {}
     for label, entry in scenario["systems"].items():
         processes = entry["processes"]
         if not processes:
-            table.rows.append([label, *[""] * 6, f"SKIP: {short(entry['skipped'])}"])
+            table.rows.append([label, *[""] * 7, f"SKIP: {short(entry['skipped'])}"])
             continue
-
-        def figure(one: dict, size: float) -> float:
-            return one["seconds"] * 1e3 if timed else size / one["seconds"] / 1e9
-
         is_limit = label.startswith(LIMIT)
         size = processes[0]["bytes"] if is_limit or name == "save" else scenario["bytes"]
-        first = [figure(process["runs"][0], size) for process in processes]
-        later = [figure(one, size) for process in processes for one in process["runs"][1:]]
+        first, later = (
+            [seconds * 1e3 if timed else size / seconds / 1e9 for seconds in seconds_of(entry, repeated)]
+            for repeated in (False, True)
+        )
         cpu = median(process["runs"][0]["cpu_seconds"] for process in processes) / size * 1e9
-        memory = [process["peak_host_bytes"] for process in processes if process.get("peak_host_bytes") is not None]
         notes = sorted({way for process in processes for way in process.get("taken", [])})
         notes += [f"once failed: {short(entry['failure'])}"] if entry.get("failure") else []
         if is_limit:
@@ -120,7 +125,8 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
                 ranged(first),
                 ranged(later),
                 number(cpu),
-                number(max(memory) / 1e9) if memory else "",
+                most(processes, "peak_host_bytes"),
+                most(processes, "peak_device_bytes"),
                 str(len(processes)),
                 "; ".join(notes),
             ]
@@ -128,7 +134,7 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
     if scenario.get("limits"):
         what = "O_DIRECT write of fresh files, synced" if name == "save" else "O_DIRECT read of the same files"
         shape = f"best of several shapes: {scenario['limit_shape']}" if scenario.get("limit_shape") else ""
-        table.rows.append([f"{LIMIT}: {what}", "", "", ranged(scenario["limits"]), "", "", "", shape])
+        table.rows.append([f"{LIMIT}: {what}", "", "", ranged(scenario["limits"]), *[""] * 4, shape])
     if scenario.get("device") == "cpu":
         table.remarks.append("a trial without a GPU: these figures say nothing about loads to one")
         return table
@@ -137,11 +143,15 @@ def scenario_table(name: str, scenario: dict[str, Any]) -> Table:
     return table
 
 
+def most(processes: list[dict[str, Any]], what: str) -> str:
+    """The most that any process took, in GB; nothing if none was asked."""
+    told = [process[what] for process in processes if process.get(what) is not None]
+    return number(max(told) / 1e9) if told else ""
+
+
 def beside(what: str, found: dict[str, list[float]], timed: bool) -> list[str]:
     """How Thruway stands beside the best of those that give tensors as it does."""
-    others = {
-        label: median(values) for label, values in found.items() if values and label != OURS and "raw" not in label
-    }
+    others = {label: median(values) for label, values in found.items() if values and is_peer(label)}
     if not found.get(OURS) or not others:
         return []
     ours = median(found[OURS])

@@ -25,11 +25,11 @@ mod _thruway {
     #[pymodule_export]
     use super::model::{Model, parse_header};
     #[pymodule_export]
+    use super::process::{close, device_count};
+    #[pymodule_export]
     use super::receipt::Receipt;
     #[pymodule_export]
     use super::save::{layout, save};
-    #[pymodule_export]
-    use super::process::{close, device_count};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -22,6 +22,8 @@ pub(crate) fn lent(session: &Session, (device, address, len, keep): Bytes) -> th
             // other thread touches it meanwhile is for the caller to see to, as with every library that loads or saves.
             Ok(unsafe { HostBuffer::lent(address.unwrap_or(NonNull::dangling()), len, Box::new(keep)) }.into())
         }
-        _ => Err(Error::new(ErrorKind::InvalidInput, format!("a tensor lies on {device}, and the session is for another device"))),
+        _ => {
+            Err(Error::new(ErrorKind::InvalidInput, format!("a tensor lies on {device}, and the session is for another device")))
+        }
     }
 }

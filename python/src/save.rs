@@ -82,6 +82,7 @@ pub(crate) fn save(
 fn source(session: &Session, spec_of: Spec, bytes: Bytes) -> thruway::Result<Source> {
     let spec = spec(spec_of)?;
     let len = bytes.2;
-    let region = memory::lent(session, bytes).and_then(|buffer| buffer.source(0..len)).map_err(|error| error.with_tensor(&spec.name))?;
+    let region =
+        memory::lent(session, bytes).and_then(|buffer| buffer.source(0..len)).map_err(|error| error.with_tensor(&spec.name))?;
     Ok(Source { spec, region })
 }

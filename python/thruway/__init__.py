@@ -26,7 +26,9 @@ from thruway._errors import (
     TruncatedError,
     UnsupportedError,
 )
-from thruway._open import safe_open
+from thruway._open import TensorMeta, safe_open
+from thruway._prefetch import PrefetchLoader
+from thruway._raw import TensorSpec, deserialize, serialize, serialize_file
 from thruway._thruway import Receipt, __version__, device_count
 
 # A thread that loads while the interpreter ends would take the process down.
@@ -45,13 +47,19 @@ __all__ = [
     "OutOfMemoryError",
     "PathUnavailableError",
     "PermissionDeniedError",
+    "PrefetchLoader",
     "Receipt",
     "SafetensorError",
     "StorageError",
+    "TensorMeta",
+    "TensorSpec",
     "ThruwayError",
     "TruncatedError",
     "UnsupportedError",
     "__version__",
+    "deserialize",
     "device_count",
     "safe_open",
+    "serialize",
+    "serialize_file",
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thruway import _host, _index, _select
 from thruway._errors import InvalidInputError, ThruwayError
@@ -19,6 +19,9 @@ _Entry = tuple[str, str, list[int], int, int, int]
 
 # Device, address, bytes, and what keeps them.
 Bytes = tuple[str, int, int, object]
+
+if TYPE_CHECKING:
+    from thruway._prefetch import PrefetchLoader
 
 _FRAMEWORKS = {
     "pt": "thruway.torch._tensors",
@@ -133,6 +136,30 @@ class safe_open:
         """The dtype of a tensor, as the format calls it: "F32"."""
         return self._entry(name)[1]
 
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """What the header says of a tensor. Nothing is read."""
+        _, dtype, shape, file, start, end = self._entry(name)
+        # The format counts from the end of the header, where the first tensor of the file begins.
+        data = min(entry[4] for entry in self._entries.values() if entry[3] == file)
+        return TensorMeta(dtype, list(shape), (start - data, end - data))
+
+    def prefetch(
+        self, plan: Mapping[str, Any] | None = None, *, device: Any = None, threads: int | None = None
+    ) -> PrefetchLoader:
+        """Begins to load tensors, and gives what hands them out.
+
+        Args:
+            plan: the tensors that are wanted, each with `None` for all of it or an index as `get_slice` takes it. By
+                default all.
+            device: where to, if not to the handle's device.
+            threads: taken for programs that say how many threads shall read; that is found out here.
+        """
+        from thruway._prefetch import PrefetchLoader
+
+        memory, target = (self._memory, self._device) if device is None else self._framework.place(device)
+        model = self._opened() if memory == self._memory else Model(self._arguments[0], memory, self._arguments[4])
+        return PrefetchLoader(self._framework, model, memory, target, self._entries, plan)
+
     def get_tensor(self, name: str) -> Any:
         """A tensor."""
         return self.part(name, None)
@@ -170,6 +197,15 @@ class safe_open:
     def _load(self, select: list[str] | None, slices: list[tuple[str, int, int, int]]) -> dict[str, Any]:
         loaded, _ = Load(self._framework, self._opened(), self._memory, select, slices).wait()
         return {name: self._framework.to(tensor, self._device) for name, tensor in loaded.items()}
+
+
+class TensorMeta(NamedTuple):
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: list[int]
+    # Where its bytes begin and end in the file's data.
+    data_offsets: tuple[int, int]
 
 
 def _again(filename: Path, framework: str, device: Any, backend: str, path: str) -> safe_open:

@@ -23,6 +23,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
+use thruway_sys::cuda::{CUDA_SUCCESS, Cuda};
 use thruway_sys::loader::Library;
 
 /// Names the library, for tests that run where cargo did not put it.
@@ -200,6 +201,20 @@ impl FakeCuda {
         assert_eq!(self.faults(), [], "the driver was misused");
         for field in ["live_allocations", "pinned_ranges", "live_streams", "live_events", "in_flight_operations"] {
             assert_eq!(report[field], 0, "{field} are left: {report:#}");
+        }
+    }
+
+    /// What queues `times` fills of device memory on the default stream of the current context, as a program does that
+    /// works with memory before it hands it on. It panics if no live allocation holds the range.
+    pub fn filler(&self, times: usize) -> impl Fn(u64, usize) + Send + use<> {
+        const VALUE: u8 = 0xee;
+        let cuda = Cuda::load(Some(&self.path)).expect("the library is there");
+        move |address, bytes| {
+            for _ in 0..times {
+                // SAFETY: the driver checks the range itself; the default stream is always there.
+                let code = unsafe { (cuda.cuMemsetD8Async)(address, VALUE, bytes, std::ptr::null_mut()) };
+                assert_eq!(code, CUDA_SUCCESS, "{bytes} bytes at {address:#x} cannot be filled");
+            }
         }
     }
 

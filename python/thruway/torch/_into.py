@@ -11,6 +11,7 @@ import torch
 
 from thruway import _progress, _select
 from thruway._errors import InvalidInputError, UnsupportedError
+from thruway._flight import load_of
 from thruway._open import Bytes
 from thruway._thruway import Receipt
 from thruway.torch import _stream, _tensors
@@ -73,7 +74,7 @@ def load_into(
             straight = [name for name, tensor in here.items() if _takes_bytes(tensor, entries[name][1])]
             for part in one.parts(straight, _those(shards, straight)):
                 into = [(piece.name, _bytes_of(here[piece.name], one.memory)) for piece in part.wanted]
-                load = _stream.load_of(part, one.memory, _after(moved, tell), into)
+                load = load_of(_tensors, part, one.memory, _after(moved, tell), into)
                 receipts.append(load.wait()[1])
                 moved += sum(piece.nbytes for piece in part.wanted)
                 for piece in part.wanted:

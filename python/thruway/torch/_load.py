@@ -8,6 +8,7 @@ from os import PathLike
 import torch
 
 from thruway import _progress, _save
+from thruway._flight import Part, load_of
 from thruway._open import check_backend, safe_open
 from thruway._select import Names, Shard
 from thruway._thruway import Receipt, parse_header
@@ -68,9 +69,9 @@ def load_file(
         tensors = ((one.name, mapped.part(one.name, one.narrowed)) for one in wanted)
         return {name: _stream.cast(_tensors.packed(tensor), dtype) for name, tensor in tensors}
     opened = _stream.Opened(filename, memory, path)
-    part = _stream.Part(opened.models[0], _stream.wanted_of(opened.entries, names, shard))
+    part = Part(opened.models[0], _stream.wanted_of(opened.entries, names, shard))
     with _progress.shown(progress, sum(one.nbytes for one in part.wanted)) as tell:
-        loaded, told = _stream.load_of(part, memory, tell).wait()
+        loaded, told = load_of(_tensors, part, memory, tell).wait()
     if receipt is not None:
         receipt(told)
     return {name: _tensors.to(tensor, target) for name, tensor in loaded.items()}

@@ -1,26 +1,18 @@
-"""Streaming: the tensors of a model one after another, while those behind them are on the way.
-
-A model is dealt into windows. While the tensors of one are handed over the next ones load:
-
-    window 1   [ load ][ handed over ]
-    window 2      [ load  ]          [ handed over ]
-    window 3                [ load ]               [ handed over ]
-"""
+"""Streaming: the tensors of a model one after another, while those behind them are on the way."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from thruway import _progress, _select
 from thruway._errors import InvalidInputError
-from thruway._open import Bytes, Load
+from thruway._flight import Flight, Part, Window
 from thruway._thruway import Model, Receipt
 from thruway.torch import _tensors
 
@@ -28,13 +20,6 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 # Enough that the drive and the link never wait for the next window, and little beside any GPU's memory.
 _BUDGET_BYTES = 1 << 30
-
-
-class Part(NamedTuple):
-    """What is wanted of one of several models."""
-
-    model: Model
-    wanted: list[_select.Wanted]
 
 
 class Opened:
@@ -80,15 +65,6 @@ def wanted_of(entries: Mapping[str, Any], names: _select.Names, shard: _select.S
             narrowed = (dimension, first * each, last * each)
         wanted.append(_select.Wanted(name, code, narrowed, _select.part_bytes(end - start, shape, narrowed)))
     return wanted
-
-
-def load_of(
-    part: Part, memory: str, progress: Callable[[int], object] | None = None, into: Sequence[tuple[str, Bytes]] = ()
-) -> Load:
-    """Begins to load it."""
-    select = [one.name for one in part.wanted if one.narrowed is None]
-    slices = [(one.name, *one.narrowed) for one in part.wanted if one.narrowed is not None]
-    return Load(_tensors, part.model, memory, select, slices, into=into, progress=progress)
 
 
 def converts(source: torch.dtype, dtype: torch.dtype | None) -> bool:
@@ -174,7 +150,7 @@ def streamed(
     return _handed_over(flight, dtype, total, receipt, progress)
 
 
-def _flight(parts: list[Part], memory: str, dtype: torch.dtype | None, device_budget_bytes: int | None) -> _Flight:
+def _flight(parts: list[Part], memory: str, dtype: torch.dtype | None, device_budget_bytes: int | None) -> Flight:
     """Deals what is wanted into windows of half the budget."""
 
     def takes(one: _select.Wanted) -> int:
@@ -190,56 +166,11 @@ def _flight(parts: list[Part], memory: str, dtype: torch.dtype | None, device_bu
                 f"{one.name!r} takes {takes(one)} bytes, more than a device_budget_bytes of {budget}"
             )
         budget = takes(one)
-    windows = [
-        _Window(Part(part.model, window), sum(map(takes, window)))
-        for part in parts
-        for window in _select.windows(part.wanted, budget // 2, takes)
-    ]
-    return _Flight(windows, memory, budget)
-
-
-class _Window(NamedTuple):
-    """Tensors that are loaded together, and the bytes that they take."""
-
-    part: Part
-    takes: int
-
-
-class _Flight:
-    """The windows that are under way, as many as the budget holds, and those that wait."""
-
-    def __init__(self, windows: list[_Window], memory: str, budget: int) -> None:
-        self._memory, self._room = memory, budget
-        self._waiting = collections.deque(windows)
-        self._loads: collections.deque[tuple[_Window, Load]] = collections.deque()
-
-    def begin(self) -> None:
-        """Begins what there is room for; if nothing is under way, the next whatever room there is."""
-        while self._waiting and (not self._loads or self._waiting[0].takes <= self._room):
-            window = self._waiting.popleft()
-            self._room -= window.takes
-            load = load_of(window.part, self._memory)
-            self._loads.append((window, load))
-            load.place(len(window.part.wanted))
-
-    def next(self) -> tuple[_Window, Load] | None:
-        """The oldest, which is under way no more."""
-        self.begin()
-        return self._loads.popleft() if self._loads else None
-
-    def release(self, window: _Window) -> None:
-        """Its memory is free."""
-        self._room += window.takes
-        self.begin()
-
-    def cancel(self) -> None:
-        """Stops all, and waits until nothing moves any more."""
-        for _, load in self._loads:
-            load.cancel()
+    return Flight(_tensors, parts, memory, budget, takes)
 
 
 def _handed_over(
-    flight: _Flight,
+    flight: Flight,
     dtype: torch.dtype | None,
     total: int,
     receipt: Callable[[Receipt], object] | None,
@@ -247,7 +178,7 @@ def _handed_over(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     seconds, cpu, moved = time.perf_counter(), time.process_time(), 0
     receipts: list[Receipt] = []
-    before: _Window | None = None
+    before: Window | None = None
     with contextlib.ExitStack() as stack:
         stack.callback(flight.cancel)
         tell = stack.enter_context(_progress.shown(progress, total))

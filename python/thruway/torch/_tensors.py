@@ -54,6 +54,9 @@ def place(device: Any) -> tuple[str, torch.device | None]:
         raise InvalidInputError("tensors on meta have no bytes that could be loaded")
     if wanted.type != "cuda":
         return "host", None if wanted.type == "cpu" else wanted
+    if torch.cuda._is_in_bad_fork():
+        hint = 'start workers with multiprocessing\'s "spawn" or "forkserver"'
+        raise UnsupportedError("this process was forked from one that had used the GPU already", hint=hint)
     if not torch.cuda.is_available():
         raise UnsupportedError(
             f"torch {torch.__version__} finds no GPU that it can use, so nothing is loaded to {device}"

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from thruway import _progress, _select
 from thruway._errors import InvalidInputError, ThruwayError
+from thruway._flight import Part, load_of
 from thruway._open import Load
 from thruway._select import Wanted
 from thruway._thruway import Receipt
@@ -213,7 +214,7 @@ class _Reads:
             if not wanted:
                 self._loads.append(None)
                 continue
-            load = _stream.load_of(_stream.Part(self._opened.models[0], wanted), self._opened.memory)
+            load = load_of(_tensors, Part(self._opened.models[0], wanted), self._opened.memory)
             self._loads.append(load)
             load.place(len(wanted))
 
