@@ -6,4 +6,5 @@ pub mod settings;
 pub mod units;
 
 pub use error::{Error, ErrorKind, Result};
+pub use parallel::Processors;
 pub use units::{Alignment, ByteSize, Extent};

@@ -9,6 +9,7 @@
 mod file;
 mod limits;
 mod namespace;
+mod numa;
 mod os_file;
 mod publish;
 mod residency;
@@ -16,6 +17,7 @@ mod residency;
 pub use file::{Access, Buffering, DirectRules, File, Identity};
 pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};
 pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
+pub use numa::processors_near;
 pub use os_file::OsFile;
 pub use publish::Staging;
 pub use residency::{Residency, drop_from_page_cache};

@@ -18,7 +18,7 @@ use super::FileRef;
 use super::files::ensure_same;
 use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{self, Chunk, Piece, Placement};
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, ErrorKind, Processors, Result};
 use crate::cuda::Rows;
 use crate::io::policy::{Path, PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
@@ -126,6 +126,11 @@ impl<'a, 'b> Lane<'a, 'b> {
             engine,
             outcome: Outcome::default(),
         }
+    }
+
+    /// Where a thread of its own should run, if that matters.
+    pub(super) fn near(&self) -> Option<&'a Processors> {
+        self.shared.context.near.as_ref()
     }
 
     /// Carries out chunks until none is left. Returns when nothing of this lane's moves any more.
