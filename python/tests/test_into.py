@@ -162,3 +162,96 @@ def test_gradients_and_hooks_are_left_alone(saved) -> None:
     ours.load_into(module, path)
     assert module.norm.weight.requires_grad and not module.embed.weight.requires_grad
     assert torch.equal(module.norm.weight.grad, torch.ones(600))
+
+
+def _rename(module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}old_")]:
+        state[prefix + name.removeprefix(f"{prefix}old_")] = state.pop(name)
+
+
+def _transpose(module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
+    state[f"{prefix}weight"] = state[f"{prefix}weight"].T.contiguous()
+
+
+def _double(module: torch.nn.Module, _: object) -> None:
+    module.weight.data.mul_(2)
+
+
+class Packed(torch.nn.Module):
+    """Keeps its weight where torch does not see it, as quantized layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = [torch.zeros(4)]
+        self.extra = torch.zeros(2)
+
+    def _save_to_state_dict(self, state: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(state, prefix, keep_vars)
+        state[f"{prefix}w"] = self.packed[0].clone()
+
+    def _load_from_state_dict(self, state: dict[str, torch.Tensor], prefix: str, *arguments: object) -> None:
+        self.packed[0] = state.pop(f"{prefix}w").clone()
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.extra
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.extra = state.clone()
+
+
+def test_what_a_module_loads_in_its_own_way_is_what_load_state_dict_makes_of_it(tmp_path: Path) -> None:
+    def make() -> torch.nn.Module:
+        module = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)), Packed())
+        module[0].register_load_state_dict_pre_hook(_rename)
+        module[1].register_load_state_dict_pre_hook(_transpose)
+        # What these put into the state is not what the module keeps.
+        module[2].register_state_dict_post_hook(
+            lambda module, state, prefix, _: state.update({f"{prefix}bias": state[f"{prefix}bias"].half()})
+        )
+        module[3].register_load_state_dict_post_hook(_double)
+        return module
+
+    file = {name: torch.rand(tensor.shape) for name, tensor in make().state_dict().items()}
+    file = {name.replace("0.", "0.old_", 1) if name.startswith("0.") else name: one for name, one in file.items()}
+    ours.save_file(file, tmp_path / "a")
+    found, wanted = make(), make()
+    assert ours.load_into(found, tmp_path / "a") == ([], [])
+    wanted.load_state_dict(file)
+    assert torch.equal(found[4].packed[0], file["4.w"]) and torch.equal(found[4].extra, file["4._extra_state"])
+    for name, tensor in wanted.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+def test_conjugated_and_negated_buffers_read_as_the_file_does(tmp_path: Path) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("c", torch.zeros(4, dtype=torch.complex64).conj())
+    module.register_buffer("n", torch._neg_view(torch.zeros(4)))
+    file = {"c": torch.complex(torch.arange(4.0), torch.ones(4)), "n": torch.arange(4.0)}
+    ours.save_file(file, tmp_path / "a")
+    ours.load_into(module, tmp_path / "a")
+    assert torch.equal(module.c, file["c"]) and torch.equal(module.n, file["n"])
+
+
+def test_memory_that_cannot_be_filled_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    freed, shrunk = torch.nn.Linear(30, 30), torch.nn.Linear(30, 30)
+    freed.weight.untyped_storage().resize_(0)
+    shrunk.weight.untyped_storage().resize_(16)
+    expanded = torch.nn.Linear(30, 30)
+    expanded.weight = torch.nn.Parameter(torch.zeros(30, 1).expand(30, 30))
+    ours.save_file({"bias": torch.ones(30), "weight": torch.ones(30, 30)}, tmp_path / "a")
+    for module, message in ((freed, "no memory"), (shrunk, "no memory"), (expanded, "is expanded")):
+        before = module.bias.clone()
+        with pytest.raises(thruway.InvalidInputError, match=f"weight.*{message}"):
+            ours.load_into(module, tmp_path / "a")
+        assert torch.equal(module.bias, before)
+
+
+def test_of_several_names_of_one_tensor_the_last_counts_as_for_torch(tmp_path: Path) -> None:
+    model = Model(1.0)
+    state = model.state_dict() | {"embed.weight": torch.ones(600, 40), "head.weight": torch.full((600, 40), 2.0)}
+    ours.save_file({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "a")
+    ours.load_into(model, tmp_path / "a")
+    reference = Model(1.0)
+    reference.load_state_dict(state)
+    assert torch.equal(model.head.weight, reference.head.weight) and (model.head.weight == 2).all()

@@ -12,11 +12,11 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thruway._open import Bytes, Load
 from thruway._select import Wanted, windows
-from thruway._thruway import Model
+from thruway._thruway import Model, Receipt
 
 
 class Part(NamedTuple):
@@ -69,10 +69,21 @@ class Flight:
             self._loads.append((window, load))
             load.place(len(window.part.wanted))
 
-    def next(self) -> tuple[Window, Load] | None:
-        """The oldest, which is under way no more."""
+    def next(self) -> tuple[Window, dict[str, Any], Receipt] | None:
+        """Waits for the oldest: what was loaded, and what that did. After a failure it can be asked for again."""
         self.begin()
-        return self._loads.popleft() if self._loads else None
+        if not self._loads:
+            return None
+        window, load = self._loads[0]
+        try:
+            tensors, receipt = load.wait()
+        except BaseException:
+            self._loads.popleft()
+            self._room += window.takes
+            self._waiting.appendleft(window)
+            raise
+        self._loads.popleft()
+        return window, tensors, receipt
 
     def release(self, window: Window) -> None:
         """Its memory is free."""

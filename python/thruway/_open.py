@@ -84,6 +84,7 @@ class safe_open:
         )
         self._model: Model | None = Model(filename, self._memory, path)
         self._entries = {entry[0]: entry for entry in self._model.entries()}
+        self._data_starts: dict[int, int] = {}
         # Absolute, since they are mapped later, and the program may be elsewhere by then.
         self._files = [Path(file).absolute() for file in self._model.files()]
 
@@ -139,8 +140,11 @@ class safe_open:
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """What the header says of a tensor. Nothing is read."""
         _, dtype, shape, file, start, end = self._entry(name)
-        # The format counts from the end of the header, where the first tensor of the file begins.
-        data = min(entry[4] for entry in self._entries.values() if entry[3] == file)
+        if not self._data_starts:
+            # The format counts from the end of the header, where the first tensor of a file begins.
+            for entry in self._entries.values():
+                self._data_starts[entry[3]] = min(entry[4], self._data_starts.get(entry[3], entry[4]))
+        data = self._data_starts[file]
         return TensorMeta(dtype, list(shape), (start - data, end - data))
 
     def prefetch(

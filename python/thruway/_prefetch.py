@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import Any
@@ -46,6 +47,8 @@ class PrefetchLoader:
             narrowed, self._indices[name] = _narrowed(framework, code, shape, planned[name])
             wanted.append(Wanted(name, code, narrowed, part_bytes(end - start, shape, narrowed)))
         self._ready: dict[str, Any] = {}
+        # Several threads may take tensors; one of them waits for what is under way.
+        self._turn = threading.Lock()
         self._flight = Flight(framework, [Part(model, wanted)], memory, _BUDGET_BYTES, lambda one: one.nbytes)
         self._flight.begin()
 
@@ -62,11 +65,12 @@ class PrefetchLoader:
         Raises:
             InvalidInputError: it was not planned, or was taken already.
         """
-        if name not in self._indices:
-            raise InvalidInputError(f"tensor {name} was not planned, or was already delivered")
-        while name not in self._ready:
-            self._arrive()
-        tensor, index = self._ready.pop(name), self._indices.pop(name)
+        with self._turn:
+            while name in self._indices and name not in self._ready:
+                self._arrive()
+            if name not in self._indices:
+                raise InvalidInputError(f"tensor {name} was not planned, or was already delivered")
+            tensor, index = self._ready.pop(name), self._indices.pop(name)
         tensor = self._framework.to(tensor, self._device)
         return tensor if index is None else self._framework.packed(tensor[index])
 
@@ -74,20 +78,21 @@ class PrefetchLoader:
         under_way = self._flight.next()
         if under_way is None:
             raise ThruwayError("the loader is closed")
-        window, load = under_way
-        self._ready.update(load.wait()[0])
+        window, tensors, _ = under_way
+        self._ready.update(tensors)
         self._flight.release(window)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Names and tensors in the order of their bytes; those that were taken are passed over."""
-        while self._indices:
-            name = next(iter(self._indices))
-            yield name, self.take(name)
+        for name in self.names():
+            if name in self._indices:
+                yield name, self.take(name)
 
     def close(self) -> None:
         """Stops what is under way and lets go of what was not taken. What was taken stays."""
-        self._flight.cancel()
-        self._ready.clear()
+        with self._turn:
+            self._flight.cancel()
+            self._ready.clear()
 
     def __enter__(self) -> PrefetchLoader:
         return self

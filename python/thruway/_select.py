@@ -35,7 +35,12 @@ def chosen(names: Iterable[str], wanted: Names) -> list[str]:
         return [name for name in names if wanted(name)]
     if isinstance(wanted, str):
         raise InvalidInputError(f"names is a list of names, or a function that picks them, not the text {wanted!r}")
-    listed = set(wanted)
+    try:
+        listed = set(wanted)
+    except TypeError:
+        raise InvalidInputError(
+            f"names is a list of names, or a function that picks them, not {wanted!r:.100}"
+        ) from None
     found = [name for name in names if name in listed]
     if missing := sorted(map(str, listed.difference(found))):
         raise InvalidInputError(f"there are no tensors with these names: {', '.join(missing[:5])}")
@@ -67,7 +72,7 @@ def resolved(shapes: Mapping[str, list[int]], shard: Shard | None) -> dict[str, 
     Raises:
         InvalidInputError: a key fits no tensor, a dimension that is not there, a rank that is not.
     """
-    if not shard:
+    if shard is None:
         return {}
     if not isinstance(shard, Mapping):
         raise InvalidInputError(f"shard is a dict of (dimension, rank, world), not {type(shard).__name__}")
@@ -87,7 +92,7 @@ def resolved(shapes: Mapping[str, list[int]], shard: Shard | None) -> dict[str, 
             )
         found[name] = (dimension % len(shape), rank, world)
     if unused:
-        raise InvalidInputError(f"no tensor that is wanted has a name of shard: {', '.join(map(repr, sorted(unused)))}")
+        raise InvalidInputError(f"no tensor that is wanted has a name of shard: {', '.join(sorted(map(repr, unused)))}")
     return found
 
 
@@ -123,7 +128,14 @@ def expert_names(names: Sequence[str], rank: int, world: int, pattern: str = r"\
         pattern: finds an expert's number in a name.
     """
     _checked("experts", (0, rank, world))
-    numbers = {name: int(found[1]) for name in names if (found := re.search(pattern, name))}
+    if isinstance(names, str):
+        raise InvalidInputError(f"names is a list of names, not the text {names!r:.100}")
+    try:
+        numbers = {name: int(found[1]) for name in names if (found := re.search(pattern, name))}
+    except (re.error, IndexError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"the pattern {pattern!r} finds no expert's number as its first group: {error}"
+        ) from None
     first, last = share(max(numbers.values(), default=-1) + 1, rank, world)
     return [name for name in names if name not in numbers or first <= numbers[name] < last]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from thruway._flight import load_of
 from thruway._open import Bytes
 from thruway._thruway import Receipt
 from thruway.torch import _stream, _tensors
-from thruway.torch._module import aliases
+from thruway.torch._module import aliases, one_tensor
 
 
 def load_into(
@@ -32,7 +32,9 @@ def load_into(
 
     Nothing is allocated for tensors that have the dtype of theirs in the file and no gaps; others are converted some at
     a time. Of a parameter that is sharded over a device mesh (a DTensor, as FSDP2 makes them), only this rank's part is
-    read. A tensor with several names is loaded once.
+    read. A tensor with several names is loaded once: if the files have several, the last in the module's order counts,
+    as for torch. What a submodule loads in a way of its own (it has hooks for that, overrides torch's method, or has an
+    extra state) is loaded apart and given to it, all at once.
 
     Args:
         module: the module, on the CPU, on GPUs, or both. Work that the current stream has on it is waited for.
@@ -47,28 +49,32 @@ def load_into(
         The names that the files lack, and those that the module lacks.
 
     Raises:
-        RuntimeError: torch's own, of what is missing, unexpected or of another shape. Nothing is changed then; after
-            any other failure parts of the module may have been overwritten.
-        InvalidInputError: a parameter that has no memory yet: see `torch.nn.Module.to_empty`.
+        RuntimeError: torch's own, of what is missing, unexpected or of another shape. Nothing is changed then, but for
+            what submodules with a way of their own have taken; after any other failure parts of the module may have
+            been overwritten.
+        InvalidInputError: a parameter without memory: if it has none yet, see `torch.nn.Module.to_empty`.
     """
-    state = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if _is_tensor(name, tensor)}
-    homes = {name: _home(name, tensor) for name, tensor in state.items()}
-    opened = {
-        memory: _stream.Opened(paths, memory, path) for memory in {home.memory for home in homes.values()} or {"host"}
-    }
+    # FSDP, for one, brings its parameters back to shards here.
+    module.state_dict(keep_vars=True)
+    own = _own_tensors(module)
+    memories = {name: _memory_of(tensor) for name, tensor in own.items()}
+    opened = {memory: _stream.Opened(paths, memory, path) for memory in {*memories.values()} or {"host"}}
     entries = next(iter(opened.values())).entries
     shapes = {name: _tensors.shape_of(entry[1], entry[2]) for name, entry in entries.items()}
-    same = aliases({name: home.tensor for name, home in homes.items()}, entries)
     shards = _select.resolved(shapes, shard)
-    missing, unexpected = _report(module, state, _cut(shapes, shards), same, strict)
-    shards |= {name: home.shard for name, home in homes.items() if name in entries and home.shard is not None}
-    wanted = {name: homes[name] for name in entries if name in homes and same.get(name) not in entries}
-    for name, home in wanted.items():
-        if home.tensor.is_meta:
-            hint = "give the module memory first: module.to_empty(device=...)"
-            raise InvalidInputError(f"{name!r} lies on meta, where nothing can be loaded", hint=hint)
+    apart = _apart(module, entries)
+    homes = {name: _home(name, tensor, memories[name]) for name, tensor in own.items() if name not in apart}
+    same = aliases({name: home.tensor for name, home in homes.items()}, entries)
+    wanted = _wanted(homes, entries)
     began, receipts, moved = (time.perf_counter(), time.process_time()), list[Receipt](), 0
     with _progress.shown(progress, sum(home.tensor.nbytes for home in wanted.values())) as tell, torch.no_grad():
+        given: dict[str, torch.Tensor] = {}
+        for one in opened.values():
+            names = [name for name in apart if memories.get(name, next(iter(opened))) == one.memory]
+            if names:
+                given |= _stream.streamed(one, names=names, shard=_those(shards, names), receipt=receipts.append)
+        missing, unexpected = _report(module, own, given, _cut(shapes, shards), same, strict)
+        shards |= {name: home.shard for name, home in wanted.items() if home.shard is not None}
         for one in opened.values():
             here = {name: home.tensor for name, home in wanted.items() if home.memory == one.memory}
             straight = [name for name, tensor in here.items() if _takes_bytes(tensor, entries[name][1])]
@@ -91,6 +97,63 @@ def load_into(
     return missing, unexpected
 
 
+def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers that torch saves, by all their names."""
+    own: dict[str, torch.Tensor] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        buffers = {key: part._buffers[key] for key in part._buffers if key not in part._non_persistent_buffers_set}
+        for key, tensor in (part._parameters | buffers).items():
+            if tensor is not None:
+                own[prefix + key] = tensor
+    for name, tensor in own.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidInputError(f"{name!r} has no shape before the module has run once: run it, then load")
+    return own
+
+
+def _apart(module: torch.nn.Module, names: Iterable[str]) -> set[str]:
+    """Those names of the files whose tensors are given to `load_state_dict` itself.
+
+    They are extra states, or of submodules that load in a way of their own, which would miss bytes put in place.
+    """
+    parts = module.named_modules(remove_duplicate=False)
+    prefixes = tuple(f"{name}." if name else "" for name, part in parts if _has_its_own_way(part))
+    if type(module).load_state_dict is not torch.nn.Module.load_state_dict:
+        prefixes = ("",)
+    return {name for name in names if name.startswith(prefixes) or name.rpartition(".")[2] == "_extra_state"}
+
+
+def _has_its_own_way(module: torch.nn.Module) -> bool:
+    # What batch normalisation adds is a buffer that old files lack, and FSDP only brings its parameters back to shards.
+    known = (torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict)
+    hooks = (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values())
+    modules = [getattr(getattr(hook, "hook", hook), "__module__", "") for hook in hooks]
+    foreign = [name for name in modules if not name.startswith("torch.distributed.fsdp.")]
+    return type(module)._load_from_state_dict not in known or bool(foreign)
+
+
+def _wanted(homes: dict[str, _Home], entries: Container[str]) -> dict[str, _Home]:
+    """What is to be filled, once each.
+
+    Raises:
+        InvalidInputError: a tensor that cannot be.
+    """
+    last = {one_tensor(home.tensor): name for name, home in homes.items() if name in entries}
+    wanted = {name: homes[name] for name in last.values()}
+    for name, home in wanted.items():
+        if home.tensor.is_meta:
+            hint = "give the module memory first: module.to_empty(device=...)"
+            raise InvalidInputError(f"{name!r} lies on meta, where nothing can be loaded", hint=hint)
+        dimensions = zip(home.tensor.shape, home.tensor.stride(), strict=True) if _is_strided(home.tensor) else ()
+        if any(length > 1 and stride == 0 for length, stride in dimensions):
+            hint = "make a tensor of its own of it first: .clone()"
+            raise InvalidInputError(f"{name!r} is expanded: several of its elements are one", hint=hint)
+        if _is_plain(home.tensor):
+            _tensors.check_memory(name, home.tensor)
+    return wanted
+
+
 def _after(moved: int, tell: Callable[[int], object] | None) -> Callable[[int], object] | None:
     """Tells the bytes of a part as those of the whole."""
     return None if tell is None else lambda more: tell(moved + more)
@@ -107,19 +170,13 @@ class _Home(NamedTuple):
     shard: tuple[int, int, int] | None
 
 
-def _is_tensor(name: str, value: object) -> bool:
-    """Whether it can be loaded. What a module adds with `get_extra_state` may be anything."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    if torch.nn.parameter.is_lazy(value):
-        raise InvalidInputError(f"{name!r} has no shape before the module has run once: run it, then load")
-    return True
+def _memory_of(tensor: torch.Tensor) -> str:
+    return f"cuda:{tensor.get_device()}" if tensor.device.type == "cuda" else "host"
 
 
-def _home(name: str, tensor: Any) -> _Home:
+def _home(name: str, tensor: Any, memory: str) -> _Home:
     sharded = _is_dtensor(tensor)
     local = (tensor.to_local() if sharded else tensor).detach()
-    memory = f"cuda:{local.get_device()}" if local.device.type == "cuda" else "host"
     return _Home(local, memory, _shard_of(name, tensor) if sharded else None)
 
 
@@ -143,30 +200,45 @@ def _shard_of(name: str, tensor: Any) -> tuple[int, int, int] | None:
 
 def _report(
     module: torch.nn.Module,
-    state: dict[str, torch.Tensor],
+    own: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
     shapes: dict[str, list[int]],
     same: dict[str, str],
     strict: bool,
 ) -> tuple[list[str], list[str]]:
-    """What torch says of a file with tensors of these shapes. It gets the module's own, and copies them to itself."""
+    """What torch says of a file with tensors of these shapes.
+
+    But for what is `given`, it gets the module's own, and copies them to themselves.
+    """
 
     def stand_in(name: str, shape: list[int]) -> torch.Tensor:
-        tensor = state.get(name)
+        if name in given:
+            return given[name]
+        tensor = own.get(name)
         # A single number may have been saved with a dimension.
         fits = tensor is not None and (list(tensor.shape) == shape or (tensor.dim() == 0 and shape == [1]))
         return tensor if tensor is not None and fits else torch.empty(shape, device="meta")
 
     file = {name: stand_in(name, shape) for name, shape in shapes.items()}
     # A name is there too if another of the same tensor is.
-    file |= {name: state[name] for name, kept in same.items() if kept in shapes and name not in file}
+    file |= {name: own[name] for name, kept in same.items() if kept in shapes and name not in file}
     keys = module.load_state_dict(file, strict=strict)
     return list(keys.missing_keys), list(keys.unexpected_keys)
 
 
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is nothing but memory that can be filled."""
+    return type(tensor) is torch.Tensor and tensor.device.type in ("cpu", "cuda") and _is_strided(tensor)
+
+
 def _takes_bytes(tensor: torch.Tensor, code: str) -> bool:
     """Whether a file's bytes are the tensor's, as they are."""
-    plain = type(tensor) is torch.Tensor and tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided
-    return plain and tensor.is_contiguous() and tensor.dtype == _tensors.DTYPES.get(code)
+    as_it_reads = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return _is_plain(tensor) and as_it_reads and tensor.dtype == _tensors.DTYPES.get(code)
 
 
 def _bytes_of(tensor: torch.Tensor, memory: str) -> Bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from os import PathLike
 
@@ -48,6 +49,7 @@ def load_file(
     """
     check_backend(backend)
     _stream.check_dtype(dtype)
+    filename = os.fspath(filename)
     memory, target = _tensors.place(device)
     lazy = memory == "host" and backend == "mmap" and path == "auto" and receipt is None and not progress
     if dtype is not None and not lazy:

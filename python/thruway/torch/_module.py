@@ -11,7 +11,7 @@ import torch
 from thruway._errors import InvalidInputError
 
 
-def _one_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+def one_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for two names of the very same tensor. Some subclasses have no address to tell them apart by."""
     return tensor.device, tensor.dtype, tensor.data_ptr() or id(tensor), tuple(tensor.shape), tensor.stride()
 
@@ -25,7 +25,7 @@ def aliases(state: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()) ->
     for name, tensor in state.items():
         # What a module adds with `get_extra_state` may be anything.
         if isinstance(tensor, torch.Tensor) and tensor.numel() and not torch.nn.parameter.is_lazy(tensor):
-            names.setdefault(_one_tensor(tensor), []).append(name)
+            names.setdefault(one_tensor(tensor), []).append(name)
     wanted, found, wholes = set(preferred), {}, {}
     for same in names.values():
         kept = min(same, key=lambda name: (name not in wanted, name))

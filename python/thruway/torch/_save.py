@@ -66,13 +66,8 @@ def _unshared(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]
             hint = "call `.contiguous()` on it first, or use save_model(..., force_contiguous=True)"
             raise InvalidInputError(f"`{name}` is not contiguous", hint=hint)
         if tensor.numel():
-            try:
-                start, held = tensor.data_ptr(), tensor.untyped_storage().nbytes()
-            except RuntimeError:
-                start, held = 0, 0
-            if not start or tensor.storage_offset() * tensor.itemsize + tensor.nbytes > held:
-                hint = "it was freed, or is sharded or wrapped: make an ordinary tensor of it first"
-                raise InvalidInputError(f"`{name}` has no memory for its {tensor.nbytes} bytes", hint=hint)
+            _tensors.check_memory(name, tensor)
+            start = tensor.data_ptr()
             storage = (tensor.device, tensor.untyped_storage().data_ptr())
             seen.setdefault(storage, []).append((start, start + tensor.nbytes, name))
     for ranges in seen.values():

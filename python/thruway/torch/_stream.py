@@ -79,7 +79,8 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def check_dtype(dtype: Any) -> None:
     """Raises for what numbers cannot be converted to."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+    numbers = isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != _tensors.DTYPES.get("F4")
+    if dtype is not None and not numbers:
         raise InvalidInputError(f"dtype is one of torch's floating-point dtypes, not {dtype!r}")
 
 
@@ -183,8 +184,7 @@ def _handed_over(
         stack.callback(flight.cancel)
         tell = stack.enter_context(_progress.shown(progress, total))
         while (under_way := flight.next()) is not None:
-            window, load = under_way
-            tensors, told = load.wait()
+            window, tensors, told = under_way
             receipts.append(told)
             for name in list(tensors):
                 moved += tensors[name].nbytes

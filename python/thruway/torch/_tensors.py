@@ -65,6 +65,20 @@ def place(device: Any) -> tuple[str, torch.device | None]:
     return f"cuda:{index}", None
 
 
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raises for a tensor whose memory is gone, or is too little for it."""
+    if not tensor.numel():
+        return
+    try:
+        start, held = tensor.data_ptr(), tensor.untyped_storage().nbytes()
+    except RuntimeError:
+        start, held = 0, 0
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if not start or (tensor.storage_offset() + last + 1) * tensor.itemsize > held:
+        hint = "it was freed, or is sharded or wrapped: make an ordinary tensor of it first"
+        raise InvalidInputError(f"`{name}` has no memory for its {tensor.nbytes} bytes", hint=hint)
+
+
 def dtype_of(name: str, code: str) -> torch.dtype:
     """Torch's dtype for one of the format."""
     dtype = DTYPES.get(code)

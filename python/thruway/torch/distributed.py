@@ -15,6 +15,7 @@ import collections
 import contextlib
 import hashlib
 import itertools
+import os
 import time
 from collections.abc import Callable
 from os import PathLike
@@ -86,27 +87,44 @@ def load_file(
         PeerError: another rank failed; its own exception is raised there.
     """
     began = time.perf_counter(), time.process_time()
-    _stream.check_dtype(dtype)
-    memory, target = _tensors.place(device)
-    peers = _Peers(group, memory)
-    opened = peers.all(lambda: _stream.Opened(filename, memory, path))
-    wanted = peers.all(lambda: _stream.wanted_of(opened.entries, names, shard))
+    peers = _Peers(group, device)
+
+    def opens() -> tuple[_stream.Opened, torch.device | None, list[Wanted]]:
+        _stream.check_dtype(dtype)
+        memory, target = _tensors.place(device)
+        peers.check(memory)
+        opened = _stream.Opened(os.fspath(filename), memory, path)
+        return opened, target, _stream.wanted_of(opened.entries, names, shard)
+
+    opened, target, wanted = peers.all(opens)
     wants = peers.wants(_fingerprint(opened), {one.name: one.narrowed for one in wanted})
     alone, rounds = _dealt(opened, wants)
     # First what this rank reads for itself, then its shares of what is exchanged.
     reads = _Reads(opened, [alone[peers.rank], *(shares[peers.rank] for shares in rounds)])
     found: dict[str, torch.Tensor] = {}
-    with contextlib.closing(reads), _progress.shown(progress, sum(one.nbytes for one in wanted)) as tell:
-        moved = 0
-        for shares in [None, *rounds]:
-            arrived = peers.all(reads.next)
-            if shares is not None:
-                arrived = _Round(opened, wants, peers, arrived).exchange(shares)
+    with contextlib.ExitStack() as stack:
+        stack.callback(reads.close)
+        total, moved = sum(one.nbytes for one in wanted), 0
+        tell = peers.all(lambda: stack.enter_context(_progress.shown(progress, total)))
+        arrived: dict[str, torch.Tensor] = {}
+
+        def take() -> None:
+            """Keeps what has arrived."""
+            nonlocal moved
             for name, tensor in arrived.items():
                 moved += tensor.nbytes
                 found[name] = _tensors.to(_stream.cast(tensor, dtype), target)
-            if tell is not None:
+            if tell is not None and arrived:
                 tell(moved)
+
+        def step() -> dict[str, torch.Tensor]:
+            take()
+            return reads.next()
+
+        for shares in [None, *rounds]:
+            read = peers.all(step)
+            arrived = read if shares is None else _Round(opened, wants, peers, read).exchange(shares)
+        take()
     if receipt is not None:
         receipt(Receipt.joined(reads.receipts, time.perf_counter() - began[0], time.process_time() - began[1]))
     return {one.name: found[one.name] for one in wanted}
@@ -115,18 +133,28 @@ def load_file(
 class _Peers:
     """The ranks of a group, and what they tell each other."""
 
-    def __init__(self, group: dist.ProcessGroup | None, memory: str) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, device: Any) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInputError("there is no process group: call torch.distributed.init_process_group first")
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise InvalidInputError("this process is no member of the group")
+        self._moves = sorted(pair.partition(":")[0] for pair in dist.get_backend_config(group).split(","))
+        try:
+            memory = _tensors.place(device)[0]
+            self.check(memory)
+        except ThruwayError:
+            # This rank will say so, and the others hear of it by what the group can move.
+            memory = "host" if "cpu" in self._moves else "cuda"
         self.device = torch.device("cpu" if memory == "host" else memory)
-        moves = sorted(pair.partition(":")[0] for pair in dist.get_backend_config(group).split(","))
-        if self.device.type not in moves:
+
+    def check(self, memory: str) -> None:
+        """Raises for memory of which the group moves no tensors."""
+        device = "cpu" if memory == "host" else "cuda"
+        if device not in self._moves:
             hint = "use a group with NCCL for GPUs, or with Gloo for the CPU"
             raise InvalidInputError(
-                f"the group moves tensors of {' and '.join(moves)}, not of {self.device}", hint=hint
+                f"the group moves tensors of {' and '.join(self._moves)}, not of {device}", hint=hint
             )
 
     def everywhere(self, rank: int) -> int:
@@ -135,10 +163,11 @@ class _Peers:
 
     def all(self, step: Callable[[], _T]) -> _T:
         """Does something on all ranks. A failure of one ends it on all: none waits for another that will not come."""
-        result, failure = None, None
+        result: _T | None = None
+        failure: BaseException | None = None
         try:
             result = step()
-        except Exception as error:
+        except BaseException as error:
             failure = error
         failed = torch.tensor([int(failure is not None)], device=self.device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, self.group)
@@ -154,7 +183,8 @@ class _Peers:
         """What each rank wants of a model that is the same for all."""
         told = self._gathered((fingerprint, mine))
         if len({one for one, _ in told}) > 1:
-            raise InvalidInputError("the ranks have opened different models")
+            hint = "give all ranks the same files, under the same names"
+            raise InvalidInputError("the ranks have opened different models", hint=hint)
         return [wants for _, wants in told]
 
     def _gathered(self, value: _T) -> list[_T]:
@@ -166,8 +196,8 @@ class _Peers:
 
 
 def _fingerprint(opened: _stream.Opened) -> str:
-    """That of the same model, whatever its path is on each host."""
-    entries = sorted((name, *entry[1:3], *entry[4:]) for name, entry in opened.entries.items())
+    """That of the same model, whatever its path is on each host. Ranks deal shares by the order of the entries."""
+    entries = [(name, *entry[1:]) for name, entry in opened.entries.items()]
     return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
