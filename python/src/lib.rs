@@ -34,6 +34,11 @@ mod _thruway {
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         use pyo3::types::PyModuleMethods;
+        // Sessions and threads are the process's, and end with the interpreter that they began in.
+        // SAFETY: this thread is attached to an interpreter.
+        if unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) } != 0 {
+            return Err(pyo3::exceptions::PyImportError::new_err("thruway works in the main interpreter of a process only"));
+        }
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -143,6 +143,31 @@ def _one_asks_for_nonsense(distributed: Any, rank: int, world: int, place: Path)
     return {"names": list(distributed.load_file(place / "model", names=["no such"] if rank else None))}
 
 
+def _one_rank_s_arguments(distributed: Any, rank: int, world: int, place: Path) -> dict[str, Any]:
+    """The first rank is asked for what cannot be, in every argument; the other hears of it at once each time."""
+
+    def interrupts(moved: int) -> None:
+        raise KeyboardInterrupt
+
+    told = []
+    for bad in ({"device": "nowhere"}, {"dtype": torch.int8}, {"progress": 5}, {"progress": interrupts}, {"shard": 5}):
+        distributed._ROUND_BYTES = 600_000
+        try:
+            distributed.load_file(place / "model", **(bad if rank == 0 else {}))
+        except BaseException as error:
+            told.append(type(error).__name__)
+    return {"told": told}
+
+
+def _other_names_of_the_same_shards(distributed: Any, rank: int, world: int, place: Path) -> dict[str, Any]:
+    """Each rank sees the same tensors in files of the same content, but in another order."""
+    names = ["a.safetensors", "b.safetensors"]
+    (place / f"of-{rank}").mkdir()
+    for name, value in zip(names if rank == 0 else reversed(names), (1, 2), strict=True):
+        ours.save_file({f"t{value}": torch.full((1000,), value)}, place / f"of-{rank}" / name)
+    return {"found": {name: one[0].item() for name, one in distributed.load_file(place / f"of-{rank}").items()}}
+
+
 def _different_models(distributed: Any, rank: int, world: int, place: Path) -> dict[str, Any]:
     return {"names": list(distributed.load_file(place / ("model" if rank else "other.safetensors")))}
 
@@ -205,6 +230,8 @@ CASES = {
     "one fails": _one_fails,
     "nonsense": _one_asks_for_nonsense,
     "different": _different_models,
+    "arguments": _one_rank_s_arguments,
+    "other names": _other_names_of_the_same_shards,
     "cut": _the_file_is_cut_meanwhile,
     "subgroup": _subgroup,
     "fsdp": _fsdp,
@@ -260,6 +287,16 @@ def test_a_rank_that_fails_ends_it_for_all_and_each_is_told(place: Path) -> None
     assert [one["error"] for one in told] == ["PeerError", "InvalidInputError"]
     told = _run(place, 2, "different")
     assert [one["error"] for one in told] == ["InvalidInputError", "InvalidInputError"]
+
+
+def test_what_one_rank_is_asked_wrongly_is_told_to_the_others_at_once(place: Path) -> None:
+    first, second = (one["told"] for one in _run(place, 2, "arguments"))
+    kind = "InvalidInputError"
+    assert first == [kind, kind, kind, "KeyboardInterrupt", kind] and second == ["PeerError"] * 5
+
+
+def test_ranks_whose_shards_have_other_names_do_not_get_each_others_tensors(place: Path) -> None:
+    assert [one["error"] for one in _run(place, 2, "other names")] == ["InvalidInputError"] * 2
 
 
 def test_a_file_that_is_cut_while_ranks_load_it_is_told_to_all(place: Path) -> None:

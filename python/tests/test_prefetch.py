@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import thruway
 import thruway.numpy as ours
 import torch
-from thruway import safe_open
+from thruway import _open, _prefetch, safe_open
 
 ARRAYS = {f"t{number}": np.arange(number * 1000, number * 1000 + 1500).reshape(50, 30) for number in range(20)}
 
@@ -70,6 +71,41 @@ def test_what_was_taken_outlives_loader_handle_and_file(path: Path) -> None:
     for file in path.iterdir():
         file.unlink()
     assert np.array_equal(kept, ARRAYS["t11"])
+
+
+def test_several_threads_take_what_one_of_them_waits_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for budget in (1 << 30, 30_000):
+        monkeypatch.setattr(_prefetch, "_BUDGET_BYTES", budget)
+        with safe_open(path, "np") as opened, ThreadPoolExecutor(8) as threads:
+            for _ in range(20):
+                loader = opened.prefetch()
+                for name, found in zip(ARRAYS, threads.map(loader.take, ARRAYS), strict=True):
+                    assert np.array_equal(found, ARRAYS[name])
+
+
+def test_after_an_interrupt_all_that_was_not_taken_can_be(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_prefetch, "_BUDGET_BYTES", 30_000)
+    wait, waits = _open.Load.wait, []
+
+    def interrupted(load: _open.Load) -> object:
+        waits.append(load)
+        if len(waits) in (2, 3):
+            load.cancel()
+            raise KeyboardInterrupt
+        return wait(load)
+
+    monkeypatch.setattr(_open.Load, "wait", interrupted)
+    with safe_open(path, "np") as opened, opened.prefetch() as loader:
+        found = {}
+        for _ in range(3):
+            try:
+                found.update(loader)
+            except KeyboardInterrupt:
+                continue
+        assert len(waits) > 3 and len(loader) == 0
+        # What an interrupted `update` has got is kept, too.
+        assert found.keys() == ARRAYS.keys()
+        assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
 
 
 def test_a_closed_handle_prefetches_nothing(path: Path) -> None:

@@ -37,6 +37,22 @@ def test_importing_brings_neither_torch_nor_numpy_along() -> None:
     assert told.stdout.strip() == "[]"
 
 
+def test_another_interpreter_in_the_process_is_refused() -> None:
+    try:
+        import _interpreters as interpreters  # Python 3.13 and newer
+    except ImportError:
+        interpreters = pytest.importorskip("_xxsubinterpreters")
+    program = f"""
+import {interpreters.__name__} as interpreters, thruway
+other = interpreters.create()
+told = interpreters.run_string(other, "try:\\n  import thruway\\nexcept ImportError: pass\\nelse: raise SystemError")
+assert told is None, told
+interpreters.destroy(other)
+print(thruway.device_count())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_threads_load_at_once(path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         for arrays in threads.map(lambda _: ours.load_file(path, backend="pread"), range(64)):

@@ -88,6 +88,11 @@ def test_floating_point_numbers_are_converted_and_nothing_else(tmp_path: Path) -
         ({"shard": [("q_proj.weight", 0, 2)]}, "shard is a dict"),
         ({"dtype": "float16"}, "floating-point dtypes"),
         ({"dtype": torch.int8}, "floating-point dtypes"),
+        ({"dtype": torch.float4_e2m1fn_x2}, "floating-point dtypes"),
+        ({"names": 5}, "names is a list of names"),
+        ({"names": [["a"]]}, "names is a list of names"),
+        ({"shard": 0}, "shard is a dict"),
+        ({"shard": {5: (0, 0, 2), "b": (0, 0, 2)}}, "no tensor that is wanted"),
     ],
 )
 def test_what_cannot_be_selected_is_named(model, options: dict, message: str) -> None:
@@ -106,6 +111,14 @@ def test_each_expert_is_one_ranks_and_all_else_is_everyones(world: int) -> None:
     for share in shares:
         numbers = [int(name.split(".")[3]) for name in share[1 : 1 + len(share[1:]) // 2]]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else world == 9
+
+
+@pytest.mark.parametrize("pattern", [r"experts", r"(", r"(x)?experts", r"\.(weight)"])
+def test_patterns_that_find_no_number_are_refused(pattern: str) -> None:
+    with pytest.raises(thruway.InvalidInputError, match="finds no expert's number"):
+        ours.expert_names(["a.experts.0.weight"], 0, 1, pattern)
+    with pytest.raises(thruway.InvalidInputError, match="not the text"):
+        ours.expert_names("a.experts.0.weight", 0, 1)
 
 
 def test_windows_hold_what_they_may_and_a_larger_tensor_alone() -> None:
