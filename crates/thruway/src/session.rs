@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
 use crate::cuda::Gpu;
+use crate::io::direct::DirectPath;
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
@@ -165,11 +166,15 @@ impl SessionBuilder {
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
         let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
+        // Here an engine for the direct path is chosen that suits the device.
+        let direct: Option<Arc<dyn DirectPath>> = None;
         let Settings { engine, queue_depth, threads, ring_bytes, .. } = settings;
         let longest = settings.chunk_bytes.max(settings.drive_chunk_bytes);
         // One slot at least, and no slot larger than the ring may be.
         let slot_bytes = longest.min(ring_bytes);
-        let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
+        let engines = self
+            .engines
+            .unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads, direct: direct.clone() }));
         let counters = Arc::new(Counters::default());
         let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(slot_bytes);
         let ring_settings = RingSettings { slot_bytes, slab_bytes, bytes_max: ring_bytes };
@@ -182,7 +187,7 @@ impl SessionBuilder {
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
         let (namespace, copies) = (self.namespace, Mutex::default());
-        let context = TransferContext { namespace, engines, ring, streams, copies, limits, staging_bytes };
+        let context = TransferContext { namespace, engines, ring, direct, streams, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }

@@ -37,7 +37,7 @@ fn session(choice: EngineChoice, plan: &FaultPlan) -> Session {
         drive_chunk_bytes: 256 << 10,
         ring_bytes: 2 << 20,
     };
-    let inner = OsEngines { choice, depth: 4, threads: 2 };
+    let inner = OsEngines { choice, depth: 4, threads: 2, direct: None };
     Session::builder().settings(settings).engines(Box::new(FaultyEngines { inner, plan: plan.clone() })).build().expect("session")
 }
 

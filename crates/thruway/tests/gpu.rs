@@ -262,7 +262,7 @@ struct WatchedEngines(Arc<Order>);
 
 impl EngineFactory for WatchedEngines {
     fn make(&self, source: StorageSide) -> thruway::Result<Made> {
-        let made = OsEngines { choice: EngineChoice::Posix, depth: 1, threads: 1 }.make(source)?;
+        let made = OsEngines { choice: EngineChoice::Posix, depth: 1, threads: 1, direct: None }.make(source)?;
         Ok(Made { engine: Box::new(Watched(made.engine, Arc::clone(&self.0))), note: made.note })
     }
 }
@@ -375,7 +375,7 @@ struct FaultyEngines(FaultPlan);
 
 impl EngineFactory for FaultyEngines {
     fn make(&self, source: StorageSide) -> thruway::Result<Made> {
-        let made = OsEngines { choice: EngineChoice::Auto, depth: 6, threads: 3 }.make(source)?;
+        let made = OsEngines { choice: EngineChoice::Auto, depth: 6, threads: 3, direct: None }.make(source)?;
         Ok(Made { engine: Box::new(Faulty::new(made.engine, self.0.clone())), note: made.note })
     }
 }

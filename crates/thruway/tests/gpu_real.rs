@@ -226,7 +226,7 @@ struct FaultyEngines(FaultPlan, EngineChoice);
 
 impl EngineFactory for FaultyEngines {
     fn make(&self, source: StorageSide) -> thruway::Result<Made> {
-        let made = OsEngines { choice: self.1, depth: 6, threads: 3 }.make(source)?;
+        let made = OsEngines { choice: self.1, depth: 6, threads: 3, direct: None }.make(source)?;
         Ok(Made { engine: Box::new(Faulty::new(made.engine, self.0.clone())), note: made.note })
     }
 }

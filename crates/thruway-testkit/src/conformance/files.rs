@@ -118,7 +118,7 @@ impl TestFiles for OsFiles {
 
     fn slow(&self, engine: EngineName) -> Option<SlowFile> {
         match engine {
-            EngineName::Uring => {
+            EngineName::Uring | EngineName::P2pDma => {
                 let (reader, mut writer) = std::io::pipe().expect("a pipe");
                 let release = move || writer.write_all(&[SlowFile::FILL; SlowFile::BYTES]).expect("the reader is there");
                 Some(SlowFile { file: Arc::new(RawFile::new(reader.into())), release: Box::new(release) })

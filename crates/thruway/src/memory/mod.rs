@@ -31,7 +31,7 @@ pub use ring::{Ring, RingSettings, Slot};
 
 use std::fmt::Debug;
 
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, ErrorKind, PciAddress, Result};
 
 /// Which memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,15 +42,22 @@ pub enum MemoryKind {
     Pinned,
     /// Memory of the GPU with this CUDA ordinal.
     Gpu(u32),
+    /// Memory that this PCI device publishes, mapped: the CPU reaches it, uncached.
+    Peer(PciAddress),
 }
 
 impl MemoryKind {
     /// Whether the CPU can read and write the memory at its address.
     pub const fn is_host_accessible(self) -> bool {
         match self {
-            Self::Host | Self::Pinned => true,
+            Self::Host | Self::Pinned | Self::Peer(_) => true,
             Self::Gpu(_) => false,
         }
+    }
+
+    /// Whether it is the host's own memory, which every drive reaches.
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::Host | Self::Pinned)
     }
 }
 

@@ -168,7 +168,7 @@ mod tests {
     impl EngineFactory for FaultyEngines {
         fn make(&self, source: StorageSide) -> Result<Made> {
             let choice = crate::base::settings::EngineChoice::Posix;
-            let Made { engine, note } = OsEngines { choice, depth: 4, threads: 2 }.make(source)?;
+            let Made { engine, note } = OsEngines { choice, depth: 4, threads: 2, direct: None }.make(source)?;
             Ok(Made { engine: Box::new(Faulty::new(engine, self.0.clone())), note })
         }
     }

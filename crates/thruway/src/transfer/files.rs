@@ -75,7 +75,7 @@ impl<'a> OpenFiles<'a> {
             return Ok(Some(handle));
         }
         let Some(permit) = self.permit(may_wait) else { return Ok(None) };
-        let buffering = if source == Source::Drive { Buffering::Direct } else { Buffering::PageCache };
+        let buffering = if source == Source::PageCache { Buffering::PageCache } else { Buffering::Direct };
         let inner = match self.namespace.open(&file.path, access, buffering) {
             Ok(inner) => inner,
             // Someone else in the process took the last one. Ours come back, if there are any.

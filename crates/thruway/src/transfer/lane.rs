@@ -393,12 +393,7 @@ impl<'a, 'b> Lane<'a, 'b> {
                 .with("engine", self.engine.name()));
         };
         if let Err(source) = result {
-            let refused = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
-            if refused && self.source == Source::Drive && self.shared.options.policy == PathPolicy::Auto {
-                self.outcome.refused.push(flight.chunk);
-                return Ok(());
-            }
-            return Err(self.failed(&flight.chunk, source));
+            return self.refused_or_failed(flight, &request, source);
         }
         let known = self.shared.file(flight.chunk.file);
         if let Some(before) = known.identity
@@ -435,6 +430,7 @@ impl<'a, 'b> Lane<'a, 'b> {
         drop(slot);
         let path = match (self.source, &chunk.placement) {
             (Source::PageCache, _) => Path::Cached,
+            (Source::Direct, _) => Path::Direct,
             (Source::Drive, Placement::Straight(_)) => Path::Plain,
             (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
         };
@@ -474,6 +470,27 @@ impl<'a, 'b> Lane<'a, 'b> {
             if engine_failed.is_some() { flight.lose() } else { drop(flight) }
         }
         engine_failed.map_or(copied, Err)
+    }
+
+    /// Keeps a chunk whose way was refused, to be sent another; everything else is a failure.
+    fn refused_or_failed(&mut self, flight: Flight, request: &Request, source: std::io::Error) -> Result<()> {
+        let auto = self.shared.options.policy == PathPolicy::Auto;
+        match (self.source, &self.shared.context.direct) {
+            (Source::Direct, Some(direct)) => {
+                let device = request.file.identity()?.device;
+                match direct.refusal(&source, device) {
+                    Some(refusal) if auto => self.outcome.refused.push((flight.chunk, refusal.reason)),
+                    Some(refusal) => return Err(self.shared.of_chunk(refusal.to_error(), &flight.chunk)),
+                    None => return Err(self.failed(&flight.chunk, source)),
+                }
+            }
+            (Source::Drive, _) if auto && matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                let reason = "the filesystem accepted O_DIRECT and then refused the transfer";
+                self.outcome.refused.push((flight.chunk, reason.into()));
+            }
+            _ => return Err(self.failed(&flight.chunk, source)),
+        }
+        Ok(())
     }
 
     fn failed(&self, chunk: &Chunk, source: std::io::Error) -> Error {

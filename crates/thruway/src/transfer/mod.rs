@@ -7,6 +7,7 @@
 //!       ──────────► receipt
 //! ```
 
+mod direct;
 mod files;
 mod lane;
 mod pipeline;

@@ -21,6 +21,7 @@ use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
 use crate::io::Direction;
 use crate::io::policy::{FileFacts, Source, Span};
 use crate::memory::Region;
+use crate::storage::DirectRules;
 
 /// How large requests may be, and where the ring pays.
 #[derive(Clone, Copy, Debug)]
@@ -192,6 +193,28 @@ pub fn check(moves: &[Move]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses moves of a device's memory whose whole blocks cannot go directly.
+///
+/// # Errors
+/// [`PathUnavailable`](ErrorKind::PathUnavailable), naming the first.
+pub fn check_direct(moves: &[(Extent, Region)], rules: DirectRules) -> Result<()> {
+    for (extent, region) in moves {
+        let item = Wanted { extent: *extent, region: region.clone() };
+        let Some(core) = extent.aligned_core(rules.offset) else { continue };
+        let address = address_of(&item, core);
+        if !rules.memory.divides(address) {
+            let least = rules.memory.bytes();
+            let what = format!("the direct path is not to be had: the drive's DMA begins at multiples of {least} only");
+            return Err(Error::new(ErrorKind::PathUnavailable, what)
+                .with("offset", core.offset)
+                .with("length", core.length)
+                .with("address", format_args!("{address:#x}"))
+                .with_hint(format!("place the bytes of offset 0 at a multiple of {least}, or let the load allocate")));
+        }
+    }
+    Ok(())
+}
+
 /// The chunks of one file's moves in one direction. `spans` cover every move, in order and without gaps.
 pub fn plan_file(
     file: usize,
@@ -209,17 +232,18 @@ pub fn plan_file(
     let drive_limits = Limits { chunk_bytes: limits.drive_chunk_bytes, ..limits };
     for layer in layers(wanted) {
         for (span, inside) in spans.iter().zip(by_span(&layer, spans)) {
-            let limits = if span.source == Source::Drive { drive_limits } else { limits };
+            let limits = if span.source == Source::PageCache { limits } else { drive_limits };
             let planner = Planner { file, direction, facts, span, limits };
             match span.source {
                 _ if inside.is_empty() => {}
                 // A request that holds no whole block cannot go past the page cache.
-                Source::Drive if limits.chunk_bytes == 0 => {
+                Source::Drive | Source::Direct if limits.chunk_bytes == 0 => {
                     let limits = Limits { chunk_bytes: 4096, ..limits };
                     Planner { limits, ..planner }.page_cache(&inside, &mut chunks);
                 }
                 Source::PageCache => planner.page_cache(&inside, &mut chunks),
                 Source::Drive => planner.drive(&inside, &mut chunks),
+                Source::Direct => planner.direct(&inside, &mut chunks),
             }
         }
     }
@@ -229,7 +253,8 @@ pub fn plan_file(
 
 /// Limits whose chunks past the page cache are whole blocks of the file.
 fn aligned(limits: Limits, facts: FileFacts) -> Limits {
-    let alignment = facts.direct.map_or(Alignment::ONE, |rules| rules.offset);
+    let rules = facts.direct.into_iter().chain(facts.peer);
+    let alignment = rules.map(|rules| rules.offset).max().unwrap_or(Alignment::ONE);
     let drive_chunk_bytes = alignment.down(limits.drive_chunk_bytes);
     Limits { drive_chunk_bytes, segments_max: limits.segments_max.max(1), ..limits }
 }
@@ -284,6 +309,7 @@ impl Planner<'_> {
     fn chunk(&self, source: Source, extent: Extent, wanted: u64, placement: Placement) -> Chunk {
         let alignment = match (source, self.facts.direct) {
             (Source::Drive, Some(rules)) => rules.offset,
+            (Source::Direct, _) => self.facts.peer.map_or(Alignment::PAGE, |rules| rules.offset),
             _ => Alignment::ONE,
         };
         let needed = match self.direction {
@@ -347,11 +373,7 @@ impl Planner<'_> {
         for item in joined(wanted) {
             match item.extent.aligned_core(rules.offset).filter(|core| self.goes_straight(&item, *core)) {
                 Some(core) => {
-                    let ends = [
-                        Extent::new(item.extent.offset, core.offset - item.extent.offset),
-                        Extent::new(core.end(), item.extent.end() - core.end()),
-                    ];
-                    loose.extend(ends.into_iter().filter(|end| !end.is_empty()).map(|end| item.part(end)));
+                    loose.extend(ends_around(&item, core));
                     self.straight_in_order(Source::Drive, &[item.part(core)], chunks);
                 }
                 None => loose.push(item),
@@ -367,13 +389,36 @@ impl Planner<'_> {
         }
     }
 
+    /// Requests by which a drive fills or empties a device's memory. Only whole blocks go so: the rest of the first and the
+    /// last block of a run, and what lies at an address that DMA cannot begin at, pass through the ring.
+    fn direct(&self, wanted: &[Wanted], chunks: &mut Vec<Chunk>) {
+        let Some(rules) = self.facts.peer else { return self.drive(wanted, chunks) };
+        let (mut host, mut ends, mut askew) = (Vec::new(), Vec::new(), Vec::new());
+        for item in joined(wanted) {
+            match item.extent.aligned_core(rules.offset) {
+                _ if item.region.kind().is_host() => host.push(item),
+                Some(core) if !rules.memory.divides(address_of(&item, core)) => askew.push(item),
+                Some(core) => {
+                    ends.extend(ends_around(&item, core));
+                    self.straight_in_order(Source::Direct, &[item.part(core)], chunks);
+                }
+                None => ends.push(item),
+            }
+        }
+        let rest =
+            [(host, "leads to host memory"), (ends, "fills no whole block"), (askew, "lies where the drive's DMA cannot begin")];
+        for (rest, why) in rest {
+            let span = Span { source: Source::Drive, reason: why.into(), ..self.span.clone() };
+            Planner { span: &span, ..*self }.drive(&rest, chunks);
+        }
+    }
+
     fn goes_straight(&self, item: &Wanted, core: Extent) -> bool {
         let Some(rules) = self.facts.direct else { return false };
-        let address = item.region.address() as u64 + (core.offset - item.extent.offset);
         !self.span.ring_only
-            && item.region.kind().is_host_accessible()
+            && item.region.kind().is_host()
             && core.length >= self.limits.straight_bytes_min
-            && rules.memory.divides(address)
+            && rules.memory.divides(address_of(item, core))
     }
 
     fn is_near(&self, previous: &Wanted, next: &Wanted) -> bool {
@@ -464,6 +509,20 @@ fn clip(item: &Wanted, core: Extent) -> Vec<(Wanted, Side)> {
         (cut(core.end(), u64::MAX), Side::After),
     ];
     parts.into_iter().filter_map(|(part, side)| Some((part?, side))).collect()
+}
+
+/// What lies before and after `core`.
+fn ends_around(item: &Wanted, core: Extent) -> impl Iterator<Item = Wanted> {
+    let ends = [
+        Extent::new(item.extent.offset, core.offset - item.extent.offset),
+        Extent::new(core.end(), item.extent.end() - core.end()),
+    ];
+    ends.into_iter().filter(|end| !end.is_empty()).map(|end| item.part(end))
+}
+
+/// Where the bytes of `core` begin in memory.
+fn address_of(item: &Wanted, core: Extent) -> u64 {
+    item.region.address() as u64 + (core.offset - item.extent.offset)
 }
 
 /// Neighbours in the file that are neighbours in memory too, made one.

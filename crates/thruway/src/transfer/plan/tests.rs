@@ -5,7 +5,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::memory::HostBuffer;
-use crate::storage::DirectRules;
 
 const FILE_BYTES: u64 = 300_000;
 
@@ -91,7 +90,7 @@ fn planned(case: &Case) -> (HostBuffer, Vec<Chunk>, Vec<Option<u64>>, Limits) {
         at = end;
     }
     let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
-    let facts = FileFacts { length: FILE_BYTES, direct: Some(rules) };
+    let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: None };
     let sources = [Source::Drive, Source::PageCache];
     let spans: Vec<Span> = case
         .cuts
@@ -166,7 +165,8 @@ proptest! {
 #[test]
 fn a_large_tensor_goes_straight_but_for_its_ends() {
     let mut buffer = HostBuffer::new(3 << 20).expect("memory");
-    let facts = FileFacts { length: 4 << 20, direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }) };
+    let facts =
+        FileFacts { length: 4 << 20, direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }), peer: None };
     let offset = 1000;
     let region = buffer.region(1000..1000 + (2 << 20)).expect("in range");
     let spans = [span(0, 4 << 20, Source::Drive, false)];
@@ -180,7 +180,11 @@ fn a_large_tensor_goes_straight_but_for_its_ends() {
 #[test]
 fn many_small_neighbours_become_few_requests() {
     let mut buffer = HostBuffer::new(20_000 * 64).expect("memory");
-    let facts = FileFacts { length: 20_000 * 50, direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }) };
+    let facts = FileFacts {
+        length: 20_000 * 50,
+        direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }),
+        peer: None,
+    };
     for source in [Source::Drive, Source::PageCache] {
         let moves: Vec<(Extent, Region)> = (0..20_000)
             .map(|i| (Extent::new(i * 50, 50), buffer.region(to_usize(i * 64)..to_usize(i * 64 + 50)).expect("in range")))
@@ -198,8 +202,11 @@ fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
     let spans = [whole(Source::Drive), whole(Source::PageCache), halves.into()];
     for (block, chunk_bytes) in [(16384, 4096), (16384, 20480), (65536, 65536)] {
         for spans in &spans {
-            let facts =
-                FileFacts { length: 1 << 20, direct: Some(DirectRules { memory: alignment(512), offset: alignment(block) }) };
+            let facts = FileFacts {
+                length: 1 << 20,
+                direct: Some(DirectRules { memory: alignment(512), offset: alignment(block) }),
+                peer: None,
+            };
             let limits = Limits { chunk_bytes, drive_chunk_bytes: chunk_bytes, ..Limits::default() };
             let moves = vec![(Extent::new(100, 500_000), buffer.region(100..500_100).expect("in range"))];
             let chunks = plan_file(0, Direction::Read, facts, spans, moves, limits);
