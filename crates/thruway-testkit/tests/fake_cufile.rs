@@ -3,11 +3,12 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
+use std::ffi::c_void;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::ptr::{null_mut, without_provenance, without_provenance_mut};
+use std::ptr::{null_mut, without_provenance_mut};
 
 use support::Driver;
 use thruway_sys::cufile::*;
@@ -15,6 +16,11 @@ use thruway_testkit::fake_cuda::FakeCuda;
 use thruway_testkit::fake_cufile::FakeCuFile;
 use thruway_testkit::fixtures::scratch_dir;
 use thruway_testkit::random::Random;
+
+/// A device address as cuFile wants it.
+fn at(memory: u64) -> *mut c_void {
+    without_provenance_mut(usize::try_from(memory).expect("64-bit machine"))
+}
 
 fn code(answer: CUfileError_t) -> CUfileOpError {
     answer.err
@@ -51,14 +57,14 @@ fn bytes_travel_between_files_and_device_memory_at_any_alignment() {
         assert_eq!(code((cufile.cuFileDriverOpen)()), CU_FILE_DRIVER_ALREADY_OPEN);
         let handle = registered(&cufile, &file).expect("a regular file");
         assert_eq!(registered(&cufile, &file), Err(CU_FILE_HANDLE_ALREADY_REGISTERED));
-        assert_eq!(code((cufile.cuFileBufRegister)(without_provenance(memory as usize), 65_536, 0)), CU_FILE_SUCCESS);
-        let base = without_provenance_mut(memory as usize);
-        for (offset, at, length) in [(0, 0, 65_536), (4_096, 8_192, 4_096), (17, 1_001, 30_003), (99_990, 5, 100)] {
-            let moved = (cufile.cuFileRead)(handle, base, length, offset, at);
-            let (offset, at) = (usize::try_from(offset).expect("small"), u64::try_from(at).expect("small"));
+        assert_eq!(code((cufile.cuFileBufRegister)(at(memory), 65_536, 0)), CU_FILE_SUCCESS);
+        let base = at(memory);
+        for (offset, from_base, length) in [(0, 0, 65_536), (4_096, 8_192, 4_096), (17, 1_001, 30_003), (99_990, 5, 100)] {
+            let moved = (cufile.cuFileRead)(handle, base, length, offset, from_base);
+            let (offset, from_base) = (usize::try_from(offset).expect("small"), u64::try_from(from_base).expect("small"));
             let expected = &bytes[offset..(offset + length).min(bytes.len())];
             assert_eq!(moved.unsigned_abs(), expected.len());
-            assert!(fake.device_bytes(memory + at, expected.len()) == expected, "{length} bytes from {offset}");
+            assert!(fake.device_bytes(memory + from_base, expected.len()) == expected, "{length} bytes from {offset}");
         }
         assert_eq!((cufile.cuFileWrite)(handle, base, 10, 200_000, 5), 10);
         assert_eq!(code((cufile.cuFileBufDeregister)(base)), CU_FILE_SUCCESS);
@@ -90,7 +96,7 @@ fn each_version_writes_its_own_statistics_and_counters_lie_when_they_are_told_to
                 assert_eq!(code((cufile.cuFileDriverOpen)()), CU_FILE_SUCCESS);
                 assert_eq!(code(cufile.cuFileStatsStart.expect("1.15 has it")()), CU_FILE_SUCCESS);
                 let handle = registered(&cufile, &file).expect("a regular file");
-                assert_eq!((cufile.cuFileRead)(handle, without_provenance_mut(memory as usize), 4096, 0, 0), 4096);
+                assert_eq!((cufile.cuFileRead)(handle, at(memory), 4096, 0, 0), 4096);
                 let statistics = cufile.cuFileGetStatsL3.expect("1.15 has it");
                 assert_eq!(code(statistics(room.as_mut_ptr().cast())), CU_FILE_SUCCESS);
                 let mut buffer = StatsBuffer::default();
@@ -121,13 +127,13 @@ fn misuse_is_a_fault() {
     // SAFETY: what is wrong here the fake finds out by itself.
     unsafe {
         let handle = registered(&cufile, &file).expect("a regular file");
-        assert_eq!(code((cufile.cuFileBufRegister)(without_provenance(memory as usize), 4096, 0)), CU_FILE_SUCCESS);
+        assert_eq!(code((cufile.cuFileBufRegister)(at(memory), 4096, 0)), CU_FILE_SUCCESS);
         assert_eq!(code((cufile.cuFileDriverClose_v2)()), CU_FILE_SUCCESS);
         drop(file);
         driver.try_free(memory);
         (cufile.cuFileHandleDeregister)(handle);
         (cufile.cuFileHandleDeregister)(handle);
-        assert_eq!(code((cufile.cuFileBufDeregister)(without_provenance(memory as usize))), CU_FILE_SUCCESS);
+        assert_eq!(code((cufile.cuFileBufDeregister)(at(memory))), CU_FILE_SUCCESS);
     }
     let kinds: Vec<String> = fake_cufile.faults().into_iter().map(|fault| fault.kind).collect();
     assert_eq!(kinds, ["closed_with_registrations", "closed_while_registered", "unknown_handle", "freed_while_registered"]);
@@ -159,10 +165,10 @@ fn rules_give_every_code_as_a_return_value_and_as_an_error_number() {
             // SAFETY: the range lies in live memory, the handle is registered; the thread's error number is its own.
             unsafe {
                 let handle = registered(&cufile, &file).expect("a regular file");
-                let returned = (cufile.cuFileRead)(handle, without_provenance_mut(memory as usize), 4096, 0, 0);
+                let returned = (cufile.cuFileRead)(handle, at(memory), 4096, 0, 0);
                 assert_eq!(returned == -1, errno);
                 assert_eq!(IoReturn::decode(returned, *libc::__errno_location()), IoReturn::Code(*wanted));
-                assert_eq!((cufile.cuFileRead)(handle, without_provenance_mut(memory as usize), 4096, 0, 0), 4096);
+                assert_eq!((cufile.cuFileRead)(handle, at(memory), 4096, 0, 0), 4096);
                 (cufile.cuFileHandleDeregister)(handle);
             }
             fake_cufile.assert_clean();
