@@ -7,14 +7,15 @@ use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
 use crate::cuda::Gpu;
 use crate::io::direct::DirectPath;
+use crate::io::engine::PeerPath;
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, Model, SaveOptions, Source};
-use crate::storage::{Namespace, OsNamespace};
+use crate::storage::{Namespace, OsNamespace, PCI_DEVICES, PublishedMemory};
 use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
-use crate::transfer::{self, Move, Receipt, TransferContext, TransferOptions};
+use crate::transfer::{self, Move, Peer, Receipt, TransferContext, TransferOptions};
 
 /// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
 #[derive(Clone, Debug)]
@@ -35,6 +36,7 @@ pub struct SessionBuilder {
     namespace: Arc<dyn Namespace>,
     engines: Option<Box<dyn EngineFactory>>,
     cuda_library: Option<PathBuf>,
+    pci_devices: Option<PathBuf>,
 }
 
 impl Session {
@@ -47,6 +49,7 @@ impl Session {
             namespace: Arc::new(OsNamespace),
             engines: None,
             cuda_library: None,
+            pci_devices: None,
         }
     }
 
@@ -153,7 +156,15 @@ impl SessionBuilder {
         self
     }
 
-    /// The session. Allocates nothing yet and starts no thread; with a GPU it takes the GPU's primary context.
+    /// Another directory of PCI devices than the kernel's, for tests (`THRUWAY_PCI_DEVICES` does the same).
+    #[must_use]
+    pub fn pci_devices(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pci_devices = Some(path.into());
+        self
+    }
+
+    /// The session. Allocates nothing yet (of a PCI device's memory one page) and starts no thread; with a GPU it takes the
+    /// GPU's primary context.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an environment variable that cannot be used,
@@ -164,17 +175,23 @@ impl SessionBuilder {
         settings.validate()?;
         let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
+        let devices = self.pci_devices.or_else(|| std::env::var_os(settings::PCI_DEVICES).map(PathBuf::from));
+        let published = published(self.device, devices.as_deref().unwrap_or(Path::new(PCI_DEVICES)))?;
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
-        let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
-        // Here an engine for the direct path is chosen that suits the device.
-        let direct: Option<Arc<dyn DirectPath>> = None;
+        let device = match (&gpu, &published) {
+            (Some(gpu), _) => Device::Cuda(gpu.ordinal()),
+            (None, Some(published)) => Device::Pci(published.address()),
+            (None, None) => Device::Host,
+        };
         let Settings { engine, queue_depth, threads, ring_bytes, .. } = settings;
+        let os_engines = OsEngines { choice: engine, depth: queue_depth, threads, direct: None };
+        let peer = published.map(Peer::new).transpose()?;
+        let direct = peer.as_ref().map(|peer| PeerPath::new(&peer.memory, os_engines.clone())).transpose()?;
+        let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>);
         let longest = settings.chunk_bytes.max(settings.drive_chunk_bytes);
         // One slot at least, and no slot larger than the ring may be.
         let slot_bytes = longest.min(ring_bytes);
-        let engines = self
-            .engines
-            .unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads, direct: direct.clone() }));
+        let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { direct: direct.clone(), ..os_engines }));
         let counters = Arc::new(Counters::default());
         let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(slot_bytes);
         let ring_settings = RingSettings { slot_bytes, slab_bytes, bytes_max: ring_bytes };
@@ -187,9 +204,15 @@ impl SessionBuilder {
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
         let (namespace, copies) = (self.namespace, Mutex::default());
-        let context = TransferContext { namespace, engines, ring, direct, streams, copies, limits, staging_bytes };
+        let context = TransferContext { namespace, engines, ring, direct, peer, streams, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
+}
+
+/// The memory of the PCI device that was asked for, if one was.
+fn published(device: Device, devices: &Path) -> Result<Option<PublishedMemory>> {
+    let Device::Pci(address) = device else { return Ok(None) };
+    PublishedMemory::of(devices, address).map(Some)
 }
 
 /// The GPU that a device stands for, if any, and why it is that one or none.
@@ -201,6 +224,7 @@ fn choose(device: Device, library: Option<&Path>) -> Result<(Option<Arc<Gpu>>, S
             let reason = format!("cuda:{ordinal} was asked for: {}", gpu.facts().name);
             Ok((Some(gpu), reason))
         }
+        Device::Pci(address) => Ok((None, format!("pci:{address} was asked for"))),
         Device::Auto => match Gpu::open(0, library) {
             Ok(gpu) => {
                 let reason = format!("the first GPU: {}", gpu.facts().name);

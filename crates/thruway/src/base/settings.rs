@@ -8,6 +8,7 @@
 //! | `THRUWAY_CHUNK_SIZE` | the largest request through the page cache | bytes (`4MiB`) | 4 MiB |
 //! | `THRUWAY_DRIVE_CHUNK_SIZE` | the largest request past the page cache | bytes (`1MiB`) | 512 KiB |
 //! | `THRUWAY_CUDA_LIB` | the CUDA driver's library | path | as the system finds it |
+//! | `THRUWAY_PCI_DEVICES` | the directory of PCI devices, for tests | path | `/sys/bus/pci/devices` |
 //! | `THRUWAY_RING_SIZE` | the most staging memory | bytes (`256MiB`) | 256 MiB |
 
 use super::error::{Error, ErrorKind, Result, printable};
@@ -15,6 +16,9 @@ use super::units::{Alignment, ByteSize};
 
 /// The environment variable that names the CUDA driver's library.
 pub const CUDA_LIBRARY: &str = "THRUWAY_CUDA_LIB";
+
+/// The environment variable that names the directory of PCI devices.
+pub const PCI_DEVICES: &str = "THRUWAY_PCI_DEVICES";
 
 /// Which engine moves bytes past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -49,6 +49,8 @@ pub struct Trial<'a> {
     pub device: u64,
     /// What `O_DIRECT` demands of the file.
     pub rules: DirectRules,
+    /// The file, open through the page cache: to see what that holds.
+    pub buffered: &'a dyn File,
     /// Opens the file past the page cache, for the trial's direction.
     pub open: &'a dyn Fn() -> Result<Arc<dyn File>>,
 }

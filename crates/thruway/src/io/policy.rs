@@ -169,8 +169,11 @@ pub fn read_spans(
             Residency::Some => (past_cache, "only partly in the page cache"),
             Residency::Unknown => (past_cache, "the kernel does not tell what the page cache holds"),
         };
-        let why = if source == Source::PageCache { why.to_owned() } else { beside(why, reach) };
-        span(extent, source, &why)
+        match (source, reach) {
+            // Where it would have been possible, nothing is to be said of what was not needed.
+            (Source::PageCache, Reach::Direct { .. }) => span(extent, source, why),
+            _ => span(extent, source, &beside(why, reach)),
+        }
     };
     match residency(extent) {
         Residency::Some => {

@@ -11,16 +11,16 @@ use crate::io::Direction;
 use crate::io::direct::{Reach, Refusal, Trial, Verdict, Watch};
 use crate::io::policy::{Path, PathPolicy};
 use crate::memory::Region;
-use crate::storage::{Access, Buffering, DirectRules};
+use crate::storage::{Access, Buffering, File};
 
 /// Whether the drive below a file reaches the memory of its moves, if that is a device's and the policy leaves the choice.
-/// `rules` are those of `O_DIRECT`, `device` is the filesystem's number.
+/// `buffered` is the file, `device` its filesystem's number.
 pub(super) fn reach(
     shared: &Shared<'_>,
     file: &FileRef,
     direction: Direction,
     moves: &[(Extent, Region)],
-    (rules, device): (Option<DirectRules>, u64),
+    (buffered, device): (&dyn File, u64),
 ) -> Result<Reach> {
     let required = shared.options.policy == PathPolicy::Require(Path::Direct);
     let may = required || shared.options.policy == PathPolicy::Auto;
@@ -33,7 +33,7 @@ pub(super) fn reach(
     if extents.is_empty() {
         return Ok(Reach::Moot);
     }
-    let Some(rules) = rules else {
+    let Some(rules) = buffered.direct_rules() else {
         let hint = "put the file on ext4 or xfs";
         return Ok(Reach::Refused(Refusal { reason: "the filesystem refuses O_DIRECT".into(), hint: hint.into() }));
     };
@@ -41,7 +41,7 @@ pub(super) fn reach(
     let access = if direction == Direction::Read { Access::Read } else { Access::Write };
     let open = || shared.context.namespace.open(&file.path, access, Buffering::Direct);
     let block = Extent::new(core.offset, rules.offset.bytes());
-    let reach = direct.reach(&Trial { direction, block, device, rules, open: &open })?;
+    let reach = direct.reach(&Trial { direction, block, device, rules, buffered, open: &open })?;
     if let (true, Reach::Direct { rules, .. }) = (required, &reach) {
         plan::check_direct(moves, *rules)?;
     }
@@ -73,4 +73,42 @@ pub(super) fn judge(outcome: &mut Outcome, watch: Box<dyn Watch + '_>, policy: P
         *outcome.parts.entry((file, path, engine, reason)).or_default() += bytes;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::EngineName;
+
+    /// Says of any bytes what it was made with, and counts them.
+    struct Says(Verdict);
+
+    impl Watch for Says {
+        fn verdict(self: Box<Self>, bytes: u64) -> Verdict {
+            assert_eq!(bytes, 12, "what went directly, and nothing else");
+            self.0
+        }
+    }
+
+    fn moved() -> Outcome {
+        let mut outcome = Outcome::default();
+        for (path, bytes) in [(Path::Direct, 12), (Path::Staged, 5)] {
+            outcome.parts.insert((0, path, EngineName::P2pDma, "tried".into()), bytes);
+        }
+        outcome
+    }
+
+    #[test]
+    fn what_is_not_proven_is_not_called_direct() {
+        let mut outcome = moved();
+        judge(&mut outcome, Box::new(Says(Verdict::Proven)), PathPolicy::Require(Path::Direct)).expect("proven");
+        assert_eq!(outcome.parts, moved().parts);
+        let unproven = || Box::new(Says(Verdict::Unproven("nobody counted".into())));
+        let error = judge(&mut outcome, unproven(), PathPolicy::Require(Path::Direct)).expect_err("it was required");
+        assert_eq!((error.kind(), error.context("bytes")), (ErrorKind::PathUnavailable, Some("12")));
+        judge(&mut outcome, unproven(), PathPolicy::Auto).expect("it need not be");
+        let expected = (0, Path::Unverified, EngineName::P2pDma, "tried; unproven: nobody counted".into());
+        assert_eq!(outcome.parts.get(&expected), Some(&12));
+        assert_eq!(outcome.parts.values().sum::<u64>(), 17);
+    }
 }

@@ -23,8 +23,8 @@ use crate::cuda::CallerStream;
 use crate::io::direct::{DirectPath, Reach};
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
 use crate::io::{Direction, EngineName, EnginePool};
-use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, Region, Ring};
-use crate::storage::{Access, Buffering, DirectRules, Identity, Namespace};
+use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, PeerMemory, Region, Ring};
+use crate::storage::{Access, Buffering, DirectRules, Identity, Namespace, PublishedMemory};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub struct TransferContext {
     pub ring: Ring,
     /// How drives reach the memory of the session's device without the host, if this session knows a way.
     pub direct: Option<Arc<dyn DirectPath>>,
+    /// The PCI device whose memory the session allocates.
+    pub peer: Option<Peer>,
     /// The streams of the GPU whose memory transfers may fill and drain.
     pub streams: Option<Arc<CopyStreams>>,
     /// Copies of earlier lanes, whose events can be used again.
@@ -45,6 +47,26 @@ pub struct TransferContext {
     pub limits: Limits,
     /// The most bytes of the ring that reads past the page cache take: those in flight, and as many being copied on.
     pub staging_bytes: u64,
+}
+
+/// A PCI device's memory, and what its driver tells of it.
+#[derive(Debug)]
+pub struct Peer {
+    /// Where buffers come from.
+    pub memory: Arc<PeerMemory>,
+    /// How much there is.
+    pub published: PublishedMemory,
+}
+
+impl Peer {
+    /// Opens the device's memory.
+    ///
+    /// # Errors
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) for users who may not.
+    pub fn new(published: PublishedMemory) -> Result<Self> {
+        let memory = Arc::new(PeerMemory::new(published.address(), published.open()?));
+        Ok(Self { memory, published })
+    }
 }
 
 /// Called with the bytes moved so far, from the lanes' threads.
@@ -238,7 +260,7 @@ fn examine(
             return Err(named(Error::new(ErrorKind::UnexpectedEof, what)));
         }
     }
-    let reach = direct::reach(shared, file, direction, moves, (facts.direct, identity.device)).map_err(named)?;
+    let reach = direct::reach(shared, file, direction, moves, (&*handle, identity.device)).map_err(named)?;
     if let Reach::Direct { rules, .. } = reach {
         facts.peer = Some(rules);
     }

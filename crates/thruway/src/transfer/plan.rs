@@ -209,7 +209,7 @@ pub fn check_direct(moves: &[(Extent, Region)], rules: DirectRules) -> Result<()
                 .with("offset", core.offset)
                 .with("length", core.length)
                 .with("address", format_args!("{address:#x}"))
-                .with_hint(format!("place the bytes of offset 0 at a multiple of {least}, or let the load allocate")));
+                .with_hint("give such memory, let the load allocate, or use auto"));
         }
     }
     Ok(())

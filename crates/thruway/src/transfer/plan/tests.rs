@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::HostBuffer;
+use crate::memory::{HostBuffer, PeerBuffer, PeerMemory};
 
 const FILE_BYTES: u64 = 300_000;
 
@@ -216,5 +216,61 @@ fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
                 assert!(chunk.source == Source::PageCache || alignment(block).divides(chunk.extent.offset));
             }
         }
+    }
+}
+
+/// A buffer of a device's memory, in whose place fresh shared memory is mapped.
+fn peer(bytes: u64) -> PeerBuffer {
+    let zero = std::fs::File::options().read(true).write(true).open("/dev/zero").expect("it is there");
+    let memory = std::sync::Arc::new(PeerMemory::new("0000:03:00.0".parse().expect("an address"), zero.into()));
+    memory.allocate(to_usize(bytes)).expect("memory")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn proptest_of_a_devices_memory_whole_blocks_go_directly_and_the_rest_through_the_ring(case in cases()) {
+        let total: u64 = case.ranges.iter().map(|(_, length, skip)| length + skip).sum();
+        let mut buffer = peer(total);
+        let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
+        let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: Some(rules) };
+        let limits = Limits { drive_chunk_bytes: case.chunk_pages * 4096, segments_max: case.segments_max, ..Limits::default() };
+        let (mut moves, mut belongs, mut at) = (Vec::new(), vec![None; to_usize(total)], 0);
+        for (offset, length, skip) in &case.ranges {
+            at += to_usize(*skip);
+            let end = at + to_usize(*length);
+            (at..end).zip(*offset..).for_each(|(place, byte)| belongs[place] = Some(byte));
+            moves.push((Extent::new(*offset, *length), buffer.region(at..end).expect("in range")));
+            at = end;
+        }
+        let reachable = check_direct(&moves, rules).is_ok();
+        let chunks = plan_file(0, case.direction, facts, &[span(0, FILE_BYTES, Source::Direct, false)], moves, limits);
+        for chunk in &chunks {
+            for (extent, region) in chunk.wanted_pieces() {
+                let start = region.address() - buffer.address();
+                for (place, byte) in (start..start + region.len()).zip(extent.offset..) {
+                    prop_assert_eq!(belongs[place].take(), Some(byte), "planned twice, or to the wrong place");
+                }
+            }
+            match (chunk.source, &chunk.placement) {
+                (Source::Direct, Placement::Straight(regions)) => {
+                    let Extent { offset, length } = chunk.extent;
+                    prop_assert!(Alignment::PAGE.divides(offset) && Alignment::PAGE.divides(length));
+                    prop_assert!(length <= limits.drive_chunk_bytes && regions.len() <= limits.segments_max);
+                    prop_assert!(regions.iter().all(|region| rules.memory.divides(region.address() as u64)));
+                    prop_assert_eq!((chunk.alignment, chunk.wanted), (Alignment::PAGE, length));
+                }
+                (Source::Direct, Placement::ThroughRing(_)) => prop_assert!(false, "nothing is staged on the direct path"),
+                // No drive reaches the device's memory any other way.
+                (Source::Drive, placement) => prop_assert!(matches!(placement, Placement::ThroughRing(_))),
+                (Source::PageCache, _) => {}
+            }
+            let whole_block = |(extent, _): &(Extent, Region)| extent.aligned_core(Alignment::PAGE).is_some();
+            if reachable && chunk.source != Source::Direct && case.direction == Direction::Read {
+                prop_assert!(!chunk.wanted_pieces().iter().any(whole_block), "a whole block was staged");
+            }
+        }
+        prop_assert!(belongs.iter().all(Option::is_none), "some byte was not planned");
     }
 }
