@@ -16,6 +16,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use thruway_sys::cufile::{CODES, CU_FILE_SUCCESS};
 use thruway_sys::loader::Library;
 
 use crate::double::{Controls, Fault, Held, path_of};
@@ -27,6 +28,11 @@ use crate::fake_cuda::FakeCuda;
 /// If it can be neither found nor built.
 pub fn fake_cufile_path() -> PathBuf {
     path_of("fake-cufile")
+}
+
+/// Every code by which a function of cuFile's may fail, and its name.
+pub fn failure_codes() -> impl Iterator<Item = (i32, &'static str)> {
+    CODES.iter().filter(|(code, ..)| *code != CU_FILE_SUCCESS).map(|(code, name, _)| (code.0, *name))
 }
 
 /// The fake cuFile, freshly begun, beside the fake driver whose memory it works on.

@@ -7,12 +7,12 @@ use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
 use crate::cuda::Gpu;
 use crate::io::direct::DirectPath;
-use crate::io::engine::PeerPath;
+use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, Model, SaveOptions, Source};
-use crate::storage::{Namespace, OsNamespace, PCI_DEVICES, PublishedMemory};
+use crate::storage::{Namespace, OsNamespace, PCI_DEVICES, PublishedMemory, SystemFacts};
 use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
 use crate::transfer::{self, Move, Peer, Receipt, TransferContext, TransferOptions};
@@ -37,6 +37,8 @@ pub struct SessionBuilder {
     engines: Option<Box<dyn EngineFactory>>,
     cuda_library: Option<PathBuf>,
     pci_devices: Option<PathBuf>,
+    cufile_library: Option<PathBuf>,
+    system_facts: SystemFacts,
 }
 
 impl Session {
@@ -50,6 +52,8 @@ impl Session {
             engines: None,
             cuda_library: None,
             pci_devices: None,
+            cufile_library: None,
+            system_facts: SystemFacts::default(),
         }
     }
 
@@ -163,6 +167,20 @@ impl SessionBuilder {
         self
     }
 
+    /// Another libcufile than the one that is found (`THRUWAY_CUFILE_LIB` does the same).
+    #[must_use]
+    pub fn cufile_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cufile_library = Some(path.into());
+        self
+    }
+
+    /// Where facts of the system are read, for tests of what a machine has.
+    #[must_use]
+    pub fn system_facts(mut self, facts: SystemFacts) -> Self {
+        self.system_facts = facts;
+        self
+    }
+
     /// The session. Allocates nothing yet (of a PCI device's memory one page) and starts no thread; with a GPU it takes the
     /// GPU's primary context.
     ///
@@ -187,10 +205,18 @@ impl SessionBuilder {
         let os_engines = OsEngines { choice: engine, depth: queue_depth, threads, direct: None };
         let peer = published.map(Peer::new).transpose()?;
         let direct = peer.as_ref().map(|peer| PeerPath::new(&peer.memory, os_engines.clone())).transpose()?;
-        let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>);
         let longest = settings.chunk_bytes.max(settings.drive_chunk_bytes);
         // One slot at least, and no slot larger than the ring may be.
         let slot_bytes = longest.min(ring_bytes);
+        let cufile = gpu.as_ref().filter(|_| self.engines.is_none()).map(|gpu| {
+            let library = self.cufile_library.or_else(|| std::env::var_os(settings::CUFILE_LIBRARY).map(PathBuf::from));
+            let window =
+                RingSettings { slot_bytes, slab_bytes: WINDOW_SLAB_BYTES.max(slot_bytes), bytes_max: window_bytes(slot_bytes) };
+            let options =
+                CuFileOptions { choice: settings.cufile, library, facts: self.system_facts, depth: queue_depth, window };
+            Arc::new(CuFilePath::new(Arc::clone(gpu), options)) as Arc<dyn DirectPath>
+        });
+        let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>).or(cufile);
         let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { direct: direct.clone(), ..os_engines }));
         let counters = Arc::new(Counters::default());
         let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(slot_bytes);
@@ -207,6 +233,14 @@ impl SessionBuilder {
         let context = TransferContext { namespace, engines, ring, direct, peer, streams, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
+}
+
+/// What the window grows by, in bytes: registering device memory with cuFile takes a system call for each.
+const WINDOW_SLAB_BYTES: usize = 16 << 20;
+
+/// The most GPU memory of the window, in bytes: what an engine has in flight, and as much being copied on.
+fn window_bytes(slot_bytes: usize) -> usize {
+    (4 * WINDOW_SLAB_BYTES).max(slot_bytes)
 }
 
 /// The memory of the PCI device that was asked for, if one was.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use thruway::base::settings::{EngineChoice, Settings};
+use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
 use thruway::format::safetensors::Dtype;
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
@@ -24,6 +24,7 @@ const SETTINGS: Settings = Settings {
     chunk_bytes: 256 << 10,
     drive_chunk_bytes: 256 << 10,
     ring_bytes: 3 << 20,
+    cufile: CuFileChoice::Auto,
 };
 
 fn session(fake: &FakeCuda) -> Session {

@@ -124,7 +124,7 @@ impl TestFiles for OsFiles {
                 Some(SlowFile { file: Arc::new(RawFile::new(reader.into())), release: Box::new(release) })
             }
             // `preadv` refuses pipes. Its thread asks the file for the descriptor first, and there it can wait as well.
-            EngineName::Posix => {
+            EngineName::Posix | EngineName::CuFile => {
                 let path = self.fresh(&[SlowFile::FILL; SlowFile::BYTES]);
                 let gate = Arc::new(Gate::default());
                 let fd = std::fs::File::open(path).expect("a file just made opens").into();

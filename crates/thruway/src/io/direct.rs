@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::{Direction, EngineName, Made};
 use crate::base::{Error, ErrorKind, Extent, Result};
+use crate::memory::{Region, Ring};
 use crate::storage::{DirectRules, File};
 
 /// A mechanism by which drives reach the memory of a session's device.
@@ -35,6 +36,22 @@ pub trait DirectPath: Send + Sync + fmt::Debug {
     /// refused and the bytes may go another way.
     fn refusal(&self, error: &std::io::Error, device: u64) -> Option<Refusal>;
 
+    /// Memory of the device that the path reaches whatever the place: what cannot go where it belongs passes through it, and is
+    /// copied on within the device. `None` where there is none, or while the path is not open yet.
+    fn window(&self) -> Option<&Ring> {
+        None
+    }
+
+    /// Whether the path will have a [window](Self::window), so that it reaches part of a block as well.
+    fn has_window(&self) -> bool {
+        false
+    }
+
+    /// Makes the region's block known to drives, if that is needed and can be: then its bytes go in place.
+    fn register(&self, region: &Region) {
+        let _known_without = region;
+    }
+
     /// Begins to observe a transfer.
     fn watch(&self) -> Box<dyn Watch + '_>;
 }
@@ -51,6 +68,8 @@ pub struct Trial<'a> {
     pub rules: DirectRules,
     /// The file, open through the page cache: to see what that holds.
     pub buffered: &'a dyn File,
+    /// Whether the caller takes no other way: then the path is refused unless it is proven here and now.
+    pub required: bool,
     /// Opens the file past the page cache, for the trial's direction.
     pub open: &'a dyn Fn() -> Result<Arc<dyn File>>,
 }

@@ -49,6 +49,8 @@ pub enum EngineName {
     Posix,
     /// The kernel's peer-to-peer DMA.
     P2pDma,
+    /// NVIDIA's cuFile.
+    CuFile,
     /// A simulated disk in memory, for tests.
     InMemory,
 }
@@ -60,6 +62,7 @@ impl EngineName {
             Self::Uring => "uring",
             Self::Posix => "posix",
             Self::P2pDma => "p2pdma",
+            Self::CuFile => "cufile",
             Self::InMemory => "inmemory",
         }
     }

@@ -108,6 +108,8 @@ pub struct FileFacts {
     pub direct: Option<DirectRules>,
     /// What the direct path demands; `None` where there is none.
     pub peer: Option<DirectRules>,
+    /// Whether the direct path has a window for what cannot go in place.
+    pub window: bool,
 }
 
 /// Residency is decided in windows of this many bytes, aligned in the file. Large enough that both kinds of
@@ -248,8 +250,8 @@ mod tests {
     use crate::io::direct::Refusal;
 
     const RULES: DirectRules = DirectRules { memory: Alignment::PAGE, offset: Alignment::PAGE };
-    const DIRECT: FileFacts = FileFacts { length: 100 << 20, direct: Some(RULES), peer: None };
-    const REFUSED: FileFacts = FileFacts { length: 100 << 20, direct: None, peer: None };
+    const DIRECT: FileFacts = FileFacts { length: 100 << 20, direct: Some(RULES), peer: None, window: false };
+    const REFUSED: FileFacts = FileFacts { length: 100 << 20, direct: None, peer: None, window: false };
     const ALL: Extent = Extent::new(8, (100 << 20) - 8);
 
     #[test]

@@ -22,13 +22,13 @@ mod region;
 mod ring;
 
 pub use copies::{Copies, CopyStreams, Fence};
-pub use gpu::GpuBuffer;
+pub use gpu::{GpuBuffer, GpuSlabs};
 pub(crate) use host::HostBlock;
 pub use host::HostBuffer;
 pub use peer::{PeerBuffer, PeerMemory};
 pub use pinned::PinnedSlabs;
 pub(crate) use region::Filling;
-pub use region::{Access, Region};
+pub use region::{Access, Region, Registration};
 pub use ring::{Ring, RingSettings, Slot};
 
 use std::fmt::Debug;
@@ -203,6 +203,10 @@ pub unsafe trait Memory: Send + Sync + Debug {
     /// Whether the block holds no byte.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// Whether the memory was allocated here for this block alone, so that it may be made known to a drive's DMA engine.
+    fn is_owned(&self) -> bool {
+        false
     }
     /// The block's claim counters.
     fn claims(&self) -> &region::Claims;

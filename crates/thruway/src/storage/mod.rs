@@ -6,6 +6,7 @@
 //! through its positional calls), and the policy reads its facts: what O_DIRECT demands, and which of its
 //! bytes the page cache already holds.
 
+mod direct_io;
 mod drive;
 mod file;
 mod limits;
@@ -15,6 +16,7 @@ mod publish;
 mod published;
 mod residency;
 
+pub use direct_io::SystemFacts;
 pub use drive::{Drive, Traffic, drive_traffic};
 pub use file::{Access, Buffering, DirectRules, File, Identity};
 pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};

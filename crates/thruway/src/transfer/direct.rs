@@ -37,13 +37,19 @@ pub(super) fn reach(
         let hint = "put the file on ext4 or xfs";
         return Ok(Reach::Refused(Refusal { reason: "the filesystem refuses O_DIRECT".into(), hint: hint.into() }));
     };
-    let Some(core) = extents.iter().find_map(|extent| extent.aligned_core(rules.offset)) else { return Ok(Reach::Moot) };
+    let of_core = extents.iter().find_map(|extent| extent.aligned_core(rules.offset));
+    // A window takes the blocks around what fills none.
+    let around = || (direct.has_window() && direction == Direction::Read).then(|| extents[0].aligned_superset(rules.offset));
+    let Some(core) = of_core.or_else(around) else { return Ok(Reach::Moot) };
     let access = if direction == Direction::Read { Access::Read } else { Access::Write };
     let open = || shared.context.namespace.open(&file.path, access, Buffering::Direct);
     let block = Extent::new(core.offset, rules.offset.bytes());
-    let reach = direct.reach(&Trial { direction, block, device, rules, buffered, open: &open })?;
-    if let (true, Reach::Direct { rules, .. }) = (required, &reach) {
-        plan::check_direct(moves, *rules)?;
+    let reach = direct.reach(&Trial { direction, block, device, rules, buffered, required, open: &open })?;
+    if let Reach::Direct { rules, .. } = &reach {
+        moves.iter().for_each(|(_, region)| direct.register(region));
+        if required && direct.window().is_none() {
+            plan::check_direct(moves, *rules)?;
+        }
     }
     Ok(reach)
 }

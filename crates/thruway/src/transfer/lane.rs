@@ -19,6 +19,7 @@ use super::files::ensure_same;
 use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{Chunk, Piece, Placement};
 use crate::base::{Error, ErrorKind, Result};
+use crate::io::direct::DirectPath;
 use crate::io::policy::{Path, PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
@@ -355,7 +356,9 @@ impl<'a, 'b> Lane<'a, 'b> {
     /// The next chunk's slot: `Some(None)` if it needs none, `None` if none is free.
     #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
     fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
-        let ring = &self.shared.context.ring;
+        let context = self.shared.context;
+        let window = context.direct.as_deref().and_then(DirectPath::window).filter(|_| self.source == Source::Direct);
+        let ring = window.unwrap_or(&context.ring);
         match self.peek() {
             Some(Chunk { placement: Placement::ThroughRing(_), extent, .. }) => {
                 let length = usize::try_from(extent.length).unwrap_or(usize::MAX);

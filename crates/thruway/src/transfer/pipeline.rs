@@ -246,7 +246,7 @@ fn examine(
     let access = if direction == Direction::Read { Access::Read } else { Access::Write };
     let handle = shared.context.namespace.open(&file.path, access, Buffering::PageCache)?;
     let identity = handle.identity()?;
-    let mut facts = FileFacts { length: identity.length, direct: handle.direct_rules(), peer: None };
+    let mut facts = FileFacts { length: identity.length, direct: handle.direct_rules(), peer: None, window: false };
     let start = moves.iter().map(|(extent, _)| extent.offset).min().unwrap_or(0);
     let end = moves.iter().map(|(extent, _)| extent.end()).max().unwrap_or(0);
     let whole = Extent::new(start, end - start);
@@ -263,6 +263,7 @@ fn examine(
     let reach = direct::reach(shared, file, direction, moves, (&*handle, identity.device)).map_err(named)?;
     if let Reach::Direct { rules, .. } = reach {
         facts.peer = Some(rules);
+        facts.window = shared.context.direct.as_deref().and_then(DirectPath::window).is_some();
     }
     if direction == Direction::Write {
         return Ok((facts, vec![policy::write_span(facts, whole, policy, &reach).map_err(named)?], None));
@@ -281,7 +282,7 @@ fn plan_refused(shared: &Shared<'_>, refused: Vec<(Chunk, Arc<str>)>) -> Vec<Chu
             if chunk.source == Source::Direct { (Source::Drive, Some(rules)) } else { (Source::PageCache, None) };
         let span = Span { extent: chunk.extent, source, ring_only: false, reason };
         let length = shared.file(chunk.file).identity.map_or(chunk.extent.end(), |identity| identity.length);
-        let facts = FileFacts { length, direct, peer: None };
+        let facts = FileFacts { length, direct, peer: None, window: false };
         chunks.extend(plan::plan_file(chunk.file, chunk.direction, facts, &[span], chunk.wanted_pieces(), limits));
     }
     chunks

@@ -20,7 +20,7 @@ use super::Move;
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
 use crate::io::Direction;
 use crate::io::policy::{FileFacts, Source, Span};
-use crate::memory::Region;
+use crate::memory::{MemoryKind, Region};
 use crate::storage::DirectRules;
 
 /// How large requests may be, and where the ring pays.
@@ -379,25 +379,31 @@ impl Planner<'_> {
                 None => loose.push(item),
             }
         }
+        self.loose(Source::Drive, rules.offset, &loose, chunks);
+    }
+
+    /// Requests for what cannot go straight: whole blocks around it, through slots.
+    fn loose(&self, source: Source, alignment: Alignment, loose: &[Wanted], chunks: &mut Vec<Chunk>) {
         match self.direction {
             Direction::Read => {
-                for group in groups(&joined(&loose), |previous, next| self.is_near(previous, next)) {
-                    self.through_ring(Source::Drive, rules.offset, group, chunks);
+                for group in groups(&joined(loose), |previous, next| self.is_near(previous, next)) {
+                    self.through_ring(source, alignment, group, chunks);
                 }
             }
-            Direction::Write => self.gather(&loose, rules.offset, chunks),
+            Direction::Write => self.gather(source, alignment, loose, chunks),
         }
     }
 
     /// Requests by which a drive fills or empties a device's memory. Only whole blocks go so: the rest of the first and the
-    /// last block of a run, and what lies at an address that DMA cannot begin at, pass through the ring.
+    /// last block of a run, and what lies at an address that DMA cannot begin at, pass through a window of the device's memory,
+    /// or where there is none through the ring.
     fn direct(&self, wanted: &[Wanted], chunks: &mut Vec<Chunk>) {
         let Some(rules) = self.facts.peer else { return self.drive(wanted, chunks) };
         let (mut host, mut ends, mut askew) = (Vec::new(), Vec::new(), Vec::new());
         for item in joined(wanted) {
             match item.extent.aligned_core(rules.offset) {
                 _ if item.region.kind().is_host() => host.push(item),
-                Some(core) if !rules.memory.divides(address_of(&item, core)) => askew.push(item),
+                Some(core) if !self.goes_in_place(&item, core, rules) => askew.push(item),
                 Some(core) => {
                     ends.extend(ends_around(&item, core));
                     self.straight_in_order(Source::Direct, &[item.part(core)], chunks);
@@ -405,12 +411,27 @@ impl Planner<'_> {
                 None => ends.push(item),
             }
         }
+        if self.facts.window {
+            ends.append(&mut askew);
+            ends.sort_by_key(|item| item.extent.offset);
+            let reason = format!("{}; through a window of the device's memory", self.span.reason).into();
+            let span = Span { reason, ..self.span.clone() };
+            Planner { span: &span, ..*self }.loose(Source::Direct, rules.offset, &ends, chunks);
+            ends.clear();
+        }
         let rest =
             [(host, "leads to host memory"), (ends, "fills no whole block"), (askew, "lies where the drive's DMA cannot begin")];
         for (rest, why) in rest {
             let span = Span { source: Source::Drive, reason: why.into(), ..self.span.clone() };
             Planner { span: &span, ..*self }.drive(&rest, chunks);
         }
+    }
+
+    /// Whether a drive may fill or empty the core's very place. With a window, small ones are not worth requests of their own.
+    fn goes_in_place(&self, item: &Wanted, core: Extent, rules: DirectRules) -> bool {
+        let known = item.region.is_registered() || matches!(item.region.kind(), MemoryKind::Peer(_));
+        let pays = !self.facts.window || core.length >= self.limits.straight_bytes_min;
+        known && pays && rules.memory.divides(address_of(item, core))
     }
 
     fn goes_straight(&self, item: &Wanted, core: Extent) -> bool {
@@ -467,7 +488,7 @@ impl Planner<'_> {
 
     /// Gathers neighbours in slots so that whole blocks are written past the page cache; the ends of each run,
     /// which fill no block, go through it.
-    fn gather(&self, loose: &[Wanted], alignment: Alignment, chunks: &mut Vec<Chunk>) {
+    fn gather(&self, source: Source, alignment: Alignment, loose: &[Wanted], chunks: &mut Vec<Chunk>) {
         for run in groups(loose, |previous, next| previous.extent.end() == next.extent.offset) {
             let all = whole(run);
             let core = all.aligned_core(alignment).unwrap_or(Extent::new(all.end(), 0));
@@ -482,7 +503,7 @@ impl Planner<'_> {
                 }
             }
             if !inside.is_empty() {
-                self.through_ring(Source::Drive, alignment, &joined(&inside), chunks);
+                self.through_ring(source, alignment, &joined(&inside), chunks);
             }
             let span = Span { reason: "an end that fills no block".into(), ..self.span.clone() };
             let planner = Planner { span: &span, ..*self };

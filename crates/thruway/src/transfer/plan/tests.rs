@@ -90,7 +90,7 @@ fn planned(case: &Case) -> (HostBuffer, Vec<Chunk>, Vec<Option<u64>>, Limits) {
         at = end;
     }
     let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
-    let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: None };
+    let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: None, window: false };
     let sources = [Source::Drive, Source::PageCache];
     let spans: Vec<Span> = case
         .cuts
@@ -165,8 +165,12 @@ proptest! {
 #[test]
 fn a_large_tensor_goes_straight_but_for_its_ends() {
     let mut buffer = HostBuffer::new(3 << 20).expect("memory");
-    let facts =
-        FileFacts { length: 4 << 20, direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }), peer: None };
+    let facts = FileFacts {
+        length: 4 << 20,
+        direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }),
+        peer: None,
+        window: false,
+    };
     let offset = 1000;
     let region = buffer.region(1000..1000 + (2 << 20)).expect("in range");
     let spans = [span(0, 4 << 20, Source::Drive, false)];
@@ -184,6 +188,7 @@ fn many_small_neighbours_become_few_requests() {
         length: 20_000 * 50,
         direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }),
         peer: None,
+        window: false,
     };
     for source in [Source::Drive, Source::PageCache] {
         let moves: Vec<(Extent, Region)> = (0..20_000)
@@ -206,6 +211,7 @@ fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
                 length: 1 << 20,
                 direct: Some(DirectRules { memory: alignment(512), offset: alignment(block) }),
                 peer: None,
+                window: false,
             };
             let limits = Limits { chunk_bytes, drive_chunk_bytes: chunk_bytes, ..Limits::default() };
             let moves = vec![(Extent::new(100, 500_000), buffer.region(100..500_100).expect("in range"))];
@@ -234,7 +240,7 @@ proptest! {
         let total: u64 = case.ranges.iter().map(|(_, length, skip)| length + skip).sum();
         let mut buffer = peer(total);
         let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
-        let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: Some(rules) };
+        let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: Some(rules), window: false };
         let limits = Limits { drive_chunk_bytes: case.chunk_pages * 4096, segments_max: case.segments_max, ..Limits::default() };
         let (mut moves, mut belongs, mut at) = (Vec::new(), vec![None; to_usize(total)], 0);
         for (offset, length, skip) in &case.ranges {
