@@ -101,6 +101,25 @@ pub struct Piece {
     pub region: Region,
 }
 
+/// Pieces of a chunk, in order, dealt into those that one copy can move: equally long, equally far apart in the slot, and without
+/// gaps in memory, as the rows of a slice are.
+pub fn rows(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+    let mut rest = pieces;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
+        let pitch = rest.get(1).map_or(0, |second| second.at - first.at);
+        let belongs = |pair: &&[Piece]| {
+            let [before, after] = pair else { return false };
+            after.region.len() == first.region.len()
+                && after.at - before.at == pitch
+                && before.region.is_followed_by(&after.region)
+        };
+        let (together, others) = rest.split_at(1 + rest.windows(2).take_while(belongs).count());
+        rest = others;
+        Some(together)
+    })
+}
+
 impl Chunk {
     /// Whether some of its bytes pass through the ring on their way to or from memory that only a copy engine reaches.
     pub fn is_staged_for_gpu(&self) -> bool {
