@@ -26,14 +26,20 @@ fn spec((name, dtype, shape): Spec) -> thruway::Result<TensorSpec> {
     }
 }
 
-/// The first bytes of a file with these tensors, and for each tensor in the order of the file its number.
+/// The first bytes of a file with these tensors, of which each has so many bytes, and for each tensor in the order of the
+/// file its number.
 #[pyfunction]
 pub(crate) fn layout<'py>(
     py: Python<'py>,
-    specs: Vec<Spec>,
+    tensors: Vec<(Spec, u64)>,
     metadata: BTreeMap<String, String>,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<usize>)> {
-    let specs = specs.into_iter().map(spec).collect::<thruway::Result<Vec<TensorSpec>>>().or_raise(py)?;
+    let checked = |(spec_of, bytes)| {
+        let spec = spec(spec_of)?;
+        spec.check_bytes(bytes)?;
+        Ok(spec)
+    };
+    let specs = tensors.into_iter().map(checked).collect::<thruway::Result<Vec<TensorSpec>>>().or_raise(py)?;
     let laid_out = safetensors::layout(&specs, &metadata).or_raise(py)?;
     Ok((PyBytes::new(py, &laid_out.head), laid_out.order))
 }

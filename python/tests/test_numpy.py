@@ -61,6 +61,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         {"a": [1]},
         {"a": np.zeros(2, np.complex128)},
         {"__metadata__": np.zeros(1)},
+        {"a": np.ma.array([1, 2], mask=[False, True])},
         5,
     ):
         with pytest.raises(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -49,7 +50,10 @@ class TensorSpec:
         code = _DTYPES.get(dtype, dtype if dtype in _DTYPES.values() else None)
         if code is None:
             raise InvalidInputError(f"{dtype!r} is no dtype of the format")
-        self.dtype, self.shape, self.data_ptr, self.data_len = code, list(shape), data_ptr, data_len
+        self.dtype, self.shape = code, list(map(operator.index, shape))
+        self.data_ptr, self.data_len = operator.index(data_ptr), operator.index(data_len)
+        if min(*self.shape, self.data_ptr, self.data_len) < 0 or not (self.data_ptr or self.data_len == 0):
+            raise InvalidInputError(f"there is no such memory: {self}")
         if dtype == "float4_e2m1fn_x2" and self.shape:
             self.shape[-1] *= 2
 
@@ -76,10 +80,10 @@ def serialize_file(
 
 
 def deserialize(data: bytes | bytearray | memoryview) -> list[tuple[str, dict[str, Any]]]:
-    """The tensors in the bytes of a file: names, each with its "shape", its "dtype" and its bytes, "data"."""
+    """The tensors in the bytes of a file: names, each with its "shape", its "dtype" and a copy of its bytes, "data"."""
     data = _save.bytes_of(data)
     entries, _ = parse_header(data, len(data))
     return [
-        (name, {"shape": shape, "dtype": dtype, "data": data[start:end]})
+        (name, {"shape": shape, "dtype": dtype, "data": bytearray(data[start:end])})
         for name, dtype, shape, _, start, end in entries
     ]

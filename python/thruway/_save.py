@@ -94,7 +94,8 @@ def bytes_of(data: bytes | bytearray | memoryview) -> bytes:
 
 def to_bytes(sources: list[Source], metadata: Mapping[str, str] | None) -> bytes:
     """The bytes of a file. All sources lie in host memory."""
-    head, order = _thruway.layout([(one.name, one.dtype, one.shape) for one in sources], _pairs(metadata))
+    specs = [((one.name, one.dtype, one.shape), one.nbytes) for one in sources]
+    head, order = _thruway.layout(specs, _pairs(metadata))
     return b"".join([head, *(_memory_of(sources[at]) for at in order)])
 
 

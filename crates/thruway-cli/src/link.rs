@@ -81,7 +81,8 @@ pub(crate) fn limits(gpu: &Arc<Gpu>, bytes: u64, repeat: u32) -> Result<Vec<Limi
     let bytes = bytes.saturating_mul(16).clamp(*RUN_BYTES.start(), *RUN_BYTES.end());
     let bytes = to_usize(bytes) / SLOT_BYTES * SLOT_BYTES;
     let settings = RingSettings { slot_bytes: SLOT_BYTES, slab_bytes: SLOT_BYTES, bytes_max: 2 * SLOTS * SLOT_BYTES };
-    let ring = Ring::with_source(settings, Box::new(PinnedSlabs::new(Arc::clone(gpu))));
+    let near = thruway::storage::processors_near(&gpu.facts().pci_address);
+    let ring = Ring::with_source(settings, Box::new(PinnedSlabs::new(Arc::clone(gpu), near)));
     let (mut there, mut back) = (End::new(gpu, &ring)?, End::new(gpu, &ring)?);
     let mut copies = Copies::new(Some(CopyStreams::new(gpu)?));
     let mut one_way = |end: &mut End, way, bytes: usize, chunk| -> Result<f64> {

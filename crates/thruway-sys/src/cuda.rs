@@ -21,7 +21,7 @@
 //! `cuMemHostUnregister` waited for *all* work of the context on the driver of CUDA 13.0, also for work on other memory.
 //! They do not belong in the middle of a transfer.
 
-#[allow(non_camel_case_types, reason = "types have the names that the C header gives them")]
+#[allow(non_camel_case_types, non_snake_case, reason = "types and fields have the names that the C header gives them")]
 mod types;
 
 mod constants;
@@ -137,6 +137,9 @@ symbol_table! {
         fn cuMemcpyDtoHAsync_v2(destination: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult;
         /// `cuMemcpyDtoDAsync`: within device memory, in stream order. CUDA 3.2.
         fn cuMemcpyDtoDAsync_v2(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult;
+        /// `cuMemcpy2DAsync`: rows of bytes that lie equally far apart, in stream order. Pitches are at least the width and at most
+        /// `CU_DEVICE_ATTRIBUTE_MAX_PITCH`, which is 2 GiB less one on every device. CUDA 3.2.
+        fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CUresult;
         /// `cuMemcpyHtoD`: host to device on the default stream, and a wait. CUDA 3.2.
         fn cuMemcpyHtoD_v2(destination: CUdeviceptr, source: *const c_void, bytes: usize) -> CUresult;
         /// `cuMemcpyDtoH`: device to host on the default stream, and a wait. CUDA 3.2.

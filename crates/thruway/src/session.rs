@@ -12,7 +12,7 @@ use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, Model, SaveOptions, Source};
-use crate::storage::{Namespace, OsNamespace, PCI_DEVICES, PublishedMemory, SystemFacts};
+use crate::storage::{self, Namespace, OsNamespace, PCI_DEVICES, PublishedMemory, SystemFacts};
 use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
 use crate::transfer::{self, Move, Peer, Receipt, TransferContext, TransferOptions};
@@ -221,8 +221,9 @@ impl SessionBuilder {
         let counters = Arc::new(Counters::default());
         let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(slot_bytes);
         let ring_settings = RingSettings { slot_bytes, slab_bytes, bytes_max: ring_bytes };
+        let near = gpu.as_ref().and_then(|gpu| storage::processors_near(&gpu.facts().pci_address));
         let ring = match &gpu {
-            Some(gpu) => Ring::with_source(ring_settings, Box::new(PinnedSlabs::new(Arc::clone(gpu)))),
+            Some(gpu) => Ring::with_source(ring_settings, Box::new(PinnedSlabs::new(Arc::clone(gpu), near.clone()))),
             None => Ring::new(ring_settings),
         };
         let (chunk_bytes, drive_chunk_bytes) = (settings.chunk_bytes as u64, settings.drive_chunk_bytes as u64);
@@ -230,7 +231,7 @@ impl SessionBuilder {
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
         let (namespace, copies) = (self.namespace, Mutex::default());
-        let context = TransferContext { namespace, engines, ring, direct, peer, streams, copies, limits, staging_bytes };
+        let context = TransferContext { namespace, engines, ring, direct, peer, streams, near, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }

@@ -177,6 +177,32 @@ fn small_model(directory: &Path) -> (PathBuf, Vec<u8>) {
     (path, content)
 }
 
+#[test]
+fn slices_of_columns_arrive_whole() {
+    let driver = Driver::start();
+    let directory = scratch();
+    let path = directory.path().join("model.safetensors");
+    let session = driver.session(Settings::default()).build().expect("session");
+    for seed in 0..driver.rounds(60, 10) as u64 {
+        let mut random = Random(0x51ce + seed);
+        let (rows, columns) = (1 + random.below(3000), 1 + random.below(4000));
+        let whole = random.bytes(rows * columns);
+        let text = format!(r#"{{"m":{{"dtype":"U8","shape":[{rows},{columns}],"data_offsets":[0,{}]}}}}"#, whole.len());
+        write_file(&path, &[&(text.len() as u64).to_le_bytes(), text.as_bytes(), &whole].concat(), seed % 2 == 0);
+        let first = random.below(columns);
+        let range = first..first + random.below(columns - first + 1);
+        let policy = ["cached", "staged", "auto"][random.below(3)];
+        let options = LoadOptions::all().slice("m", 1, range.start as u64..range.end as u64);
+        let options = options.path(policy.parse().expect("known"));
+        let (loaded, _) = session.open(&path).expect("open").load(options).expect("load");
+        let wanted: Vec<u8> = whole.chunks(columns).flat_map(|row| &row[range.clone()]).copied().collect();
+        let found = loaded.get("m").expect("loaded").to_host().expect("readable");
+        assert!(found == wanted, "seed {seed}: columns {range:?} of {rows} x {columns}, {policy}");
+    }
+    drop(session);
+    driver.end();
+}
+
 /// The anonymous memory and the descriptors of this process.
 fn held() -> (u64, usize) {
     let status = std::fs::read_to_string("/proc/self/status").expect("proc");

@@ -1,6 +1,6 @@
 //! The types of the driver API, as they stand in `cuda.h`.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 
 /// What a driver call answers (`CUresult`, a C enum). A newtype over the number, not a Rust enum: a newer driver may
@@ -112,8 +112,47 @@ pub struct CUmemcpyAttributes {
     pub flags: c_uint,
 }
 
+/// A copy of rows (`CUDA_MEMCPY2D_v2`). Of each side the kind of memory says which of its addresses is read; the others are 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY2D {
+    /// Where in each row of the source the copy begins, in bytes.
+    pub srcXInBytes: usize,
+    /// Which row of the source is the first.
+    pub srcY: usize,
+    /// What kind of memory the source is: a `CU_MEMORYTYPE_*` constant.
+    pub srcMemoryType: c_uint,
+    /// Its address in host memory.
+    pub srcHost: *const c_void,
+    /// Its address in device memory.
+    pub srcDevice: CUdeviceptr,
+    /// Its array, a kind of memory that is not used here.
+    pub srcArray: *mut c_void,
+    /// From the beginning of one of its rows to that of the next, in bytes.
+    pub srcPitch: usize,
+    /// Likewise of the destination.
+    pub dstXInBytes: usize,
+    /// Likewise.
+    pub dstY: usize,
+    /// Likewise.
+    pub dstMemoryType: c_uint,
+    /// Likewise.
+    pub dstHost: *mut c_void,
+    /// Likewise.
+    pub dstDevice: CUdeviceptr,
+    /// Likewise.
+    pub dstArray: *mut c_void,
+    /// Likewise.
+    pub dstPitch: usize,
+    /// The bytes of each row that are copied.
+    pub WidthInBytes: usize,
+    /// How many rows.
+    pub Height: usize,
+}
+
 // The C layouts: a mistake here would be memory corruption there.
 const _: () = assert!(size_of::<CUuuid>() == 16 && align_of::<CUuuid>() == 1);
 const _: () = assert!(size_of::<CUmemLocation>() == 8);
+const _: () = assert!(size_of::<CUDA_MEMCPY2D>() == 128 && std::mem::offset_of!(CUDA_MEMCPY2D, dstXInBytes) == 56);
 const _: () = assert!(size_of::<CUmemcpyAttributes>() == 24 && align_of::<CUmemcpyAttributes>() == 4);
 const _: () = assert!(std::mem::offset_of!(CUmemcpyAttributes, flags) == 20);

@@ -7,5 +7,6 @@ pub mod settings;
 pub mod units;
 
 pub use error::{Error, ErrorKind, Result};
+pub use parallel::Processors;
 pub use pci::PciAddress;
 pub use units::{Alignment, ByteSize, Extent};

@@ -15,4 +15,4 @@ mod stream;
 pub use driver::{Driver, driver_version};
 pub use event::{Event, Events};
 pub use gpu::{Current, Gpu, GpuFacts};
-pub use stream::{CallerStream, Stream};
+pub use stream::{CallerStream, Rows, Stream};

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use thruway_sys::cuda::{CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUstream};
+use thruway_sys::cuda::{
+    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_MEMCPY2D, CUstream,
+};
 
 use super::event::{Event, Events};
 use super::gpu::Gpu;
@@ -45,6 +47,17 @@ impl CallerStream {
         gpu.driver().check(code, "cuEventRecord")?;
         mark.wait()
     }
+}
+
+/// Equally long pieces of memory that lie equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The bytes of each.
+    pub bytes: usize,
+    /// From the beginning of one to that of the next, in bytes.
+    pub pitch: usize,
+    /// How many.
+    pub count: usize,
 }
 
 /// A stream of this library's own, which does not wait for the default stream. Destroyed when dropped; the driver
@@ -91,6 +104,38 @@ impl Stream {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.gpu.cuda().cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, self.handle) };
         self.gpu.driver().check(code, "cuMemcpyHtoDAsync")
+    }
+
+    /// Queues a copy of rows of `bytes` each from host memory, where they begin `pitch` bytes apart, to GPU memory, where they
+    /// lie without gaps. The copy engine takes them as one; a call for each row would take far longer than its bytes.
+    ///
+    /// # Safety
+    /// As [`copy_to_gpu`](Self::copy_to_gpu), for all rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn copy_rows_to_gpu(&self, to: u64, from: *const u8, rows: Rows) -> Result<()> {
+        let copy = CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: CU_MEMORYTYPE_HOST,
+            srcHost: from.cast(),
+            srcDevice: 0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: rows.pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: rows.bytes,
+            WidthInBytes: rows.bytes,
+            Height: rows.count,
+        };
+        // SAFETY: the caller's promise; the driver reads the description before the call returns.
+        let code = unsafe { (self.gpu.cuda().cuMemcpy2DAsync_v2)(&raw const copy, self.handle) };
+        self.gpu.driver().check(code, "cuMemcpy2DAsync")
     }
 
     /// Queues a copy from GPU memory to host memory.

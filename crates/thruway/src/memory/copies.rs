@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::MemoryKind;
 use super::region::Region;
 use crate::base::{Error, ErrorKind, Result};
-use crate::cuda::{Event, Events, Gpu, Stream};
+use crate::cuda::{Event, Events, Gpu, Rows, Stream};
 
 /// The streams on which a session's copies run.
 #[derive(Debug)]
@@ -132,6 +132,30 @@ impl Copies {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("no copy from {from_kind:?} to {to_kind:?} memory")));
             }
         }
+        Ok(())
+    }
+
+    /// The same for rows of a matrix: `from` reaches from the first byte of the first to the last of the last, and in `to` they
+    /// lie without gaps.
+    ///
+    /// # Errors
+    /// As [`hop`](Self::hop).
+    pub(crate) fn hop_rows(&mut self, from: &Region, to: &Region, rows: Rows) -> Result<()> {
+        let (MemoryKind::Gpu(ordinal), true) = (to.kind(), from.kind().is_host_accessible()) else {
+            return (0..rows.count).try_for_each(|row| {
+                let (at, end) = (row * rows.pitch, row * rows.bytes);
+                self.hop(&from.slice(at..at + rows.bytes), &to.slice(end..end + rows.bytes))
+            });
+        };
+        let reaches = rows.count.saturating_sub(1).saturating_mul(rows.pitch).saturating_add(rows.bytes);
+        let fits = rows.count > 0 && rows.pitch >= rows.bytes && reaches <= from.len();
+        if !fits || rows.count.saturating_mul(rows.bytes) > to.len() || to.access() != super::Access::Writable {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("no copy of {rows:?} from {from:?} into {to:?}")));
+        }
+        let streams = self.streams(ordinal)?;
+        // SAFETY: as in `hop`; all rows lie within the two regions, which was just checked.
+        unsafe { streams.to_gpu.copy_rows_to_gpu(to.address() as u64, from.address() as *const u8, rows)? };
+        self.to_gpu.push((from.clone(), to.clone()));
         Ok(())
     }
 

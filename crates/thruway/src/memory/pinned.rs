@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::host::{HostBlock, prefault};
 use super::region::Claims;
 use super::{Memory, MemoryKind, SlabSource};
-use crate::base::{ByteSize, Error, Result};
+use crate::base::{ByteSize, Error, Processors, Result};
 use crate::cuda::Gpu;
 
 /// A registered block.
@@ -23,12 +23,16 @@ struct PinnedBlock {
 }
 
 impl PinnedBlock {
-    fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+    fn new(gpu: &Arc<Gpu>, near: Option<&Processors>, len: usize) -> Result<Self> {
         let block = HostBlock::map(len)?;
         // Fetching the pages is nearly all of what pinning fresh memory costs, and while the driver does it, the copies of
         // other threads seem to wait: first loads were some per cent slower so. Here nobody waits for it.
         // SAFETY: the block was made by `map`, valid for writes.
-        unsafe { prefault(block.address(), len) }
+        let fetch = || unsafe { prefault(block.address(), len) };
+        match near {
+            Some(near) => near.run(fetch),
+            None => fetch(),
+        }
         // SAFETY: the range is a mapping of our own, which is unmapped only once it is unpinned.
         let pinned = unsafe { gpu.pin(block.address(), len) };
         pinned.map_err(|error: Error| {
@@ -75,17 +79,19 @@ unsafe impl Memory for PinnedBlock {
 #[derive(Debug)]
 pub struct PinnedSlabs {
     gpu: Arc<Gpu>,
+    near: Option<Processors>,
 }
 
 impl PinnedSlabs {
-    /// Slabs that this GPU's driver knows. (Registered portably: every GPU of the process may use them.)
-    pub fn new(gpu: Arc<Gpu>) -> Self {
-        Self { gpu }
+    /// Slabs that this GPU's driver knows, in the memory beside the processors near it, where some are nearer than others.
+    /// (Registered portably: every GPU of the process may use them.)
+    pub fn new(gpu: Arc<Gpu>, near: Option<Processors>) -> Self {
+        Self { gpu, near }
     }
 }
 
 impl SlabSource for PinnedSlabs {
     fn allocate(&self, len: usize) -> Result<Arc<dyn Memory>> {
-        Ok(Arc::new(PinnedBlock::new(&self.gpu, len)?))
+        Ok(Arc::new(PinnedBlock::new(&self.gpu, self.near.as_ref(), len)?))
     }
 }

@@ -41,6 +41,9 @@ const GROUP_BYTES: u64 = 512 << 20;
 /// The same for the first time, when nothing moves yet.
 const FIRST_GROUP_BYTES: u64 = 64 << 20;
 
+/// How many rows of slices are planned at a time, about: each is a move of some 100 bytes.
+const BATCH_ROWS: u64 = 1 << 17;
+
 /// Memory that is wanted for tensors, and where each of them is to lie in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -184,9 +187,31 @@ struct Item<'a> {
     number: usize,
     entry: &'a ModelEntry,
     shape: Vec<u64>,
-    /// The byte ranges in the file, in order; together `bytes` long.
-    extents: Vec<Extent>,
-    bytes: u64,
+    rows: Rows,
+}
+
+/// The byte ranges of a file that make up a tensor or a slice of one: equally long and equally spaced. There can be millions,
+/// so they are not kept one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rows {
+    first: Extent,
+    /// From the beginning of one to that of the next.
+    stride: u64,
+    count: u64,
+}
+
+impl Rows {
+    fn one(extent: Extent) -> Self {
+        Self { first: extent, stride: extent.length, count: 1 }
+    }
+
+    fn iter(self) -> impl Iterator<Item = Extent> {
+        (0..self.count).map(move |row| Extent::new(self.first.offset + row * self.stride, self.first.length))
+    }
+
+    fn bytes(self) -> u64 {
+        self.first.length * self.count
+    }
 }
 
 impl Model {
@@ -207,7 +232,7 @@ impl Model {
         // How much the caller's allocator has is for it to say.
         if options.allocator.is_none() {
             let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
-            let moved: u64 = items.iter().map(|item| item.bytes).sum();
+            let moved: u64 = items.iter().map(|item| item.rows.bytes()).sum();
             let staged = options.transfer.policy != PathPolicy::Require(crate::io::policy::Path::Cached);
             // Chunks of a small load are small.
             let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
@@ -217,7 +242,7 @@ impl Model {
         let filled: RefCell<Vec<Buffer>> = RefCell::default();
         let allocator = RefCell::new(options.allocator.take());
         let mut batches: Vec<Batch<'_>> = Vec::new();
-        for batch in batched(groups, home.is_gpu()) {
+        for batch in batched(groups, &items, home.is_gpu()) {
             let (items, filled, allocator) = (&items, &filled, &allocator);
             batches.push(Box::new(move || {
                 let mut moves = Vec::new();
@@ -231,7 +256,7 @@ impl Model {
                 Ok(moves)
             }));
         }
-        let wanted = || items.iter().flat_map(|item| item.extents.iter().map(|extent| (item.entry, *extent)));
+        let wanted = || items.iter().flat_map(|item| item.rows.iter().map(|extent| (item.entry, extent)));
         let receipt =
             run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error, wanted()))?;
         let buffers: Vec<Arc<Buffer>> = filled.into_inner().into_iter().map(Arc::new).collect();
@@ -287,7 +312,7 @@ impl Model {
             if given[at].is_some() {
                 return refuse("two buffers were given for the tensor".to_owned());
             }
-            let (have, need) = (buffer.len() as u64, items[at].bytes);
+            let (have, need) = (buffer.len() as u64, items[at].rows.bytes());
             if have != need {
                 return refuse(format!("the buffer holds {have} bytes and the tensor has {need}"));
             }
@@ -298,10 +323,10 @@ impl Model {
 
     fn add_moves(&self, item: &Item<'_>, region: &Region, moves: &mut Vec<Move>) {
         let mut start = 0;
-        for extent in &item.extents {
+        for extent in item.rows.iter() {
             let end = start + usize::try_from(extent.length).unwrap_or(usize::MAX);
             let file = Arc::clone(&self.files[item.entry.file].file);
-            moves.push(Move { file, extent: *extent, region: region.slice(start..end), direction: Direction::Read });
+            moves.push(Move { file, extent, region: region.slice(start..end), direction: Direction::Read });
             start = end;
         }
     }
@@ -325,7 +350,7 @@ impl Model {
 }
 
 fn whole(entry: &ModelEntry) -> Item<'_> {
-    Item { number: 0, entry, shape: entry.shape.clone(), extents: vec![entry.extent], bytes: entry.extent.length }
+    Item { number: 0, entry, shape: entry.shape.clone(), rows: Rows::one(entry.extent) }
 }
 
 /// The bytes of a slice: one range for each index of the dimensions before it.
@@ -344,7 +369,7 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
     let mut shape = entry.shape.clone();
     shape[dimension] = range.end - range.start;
     if entry.extent.is_empty() || shape[dimension] == 0 {
-        return Ok(Item { number: 0, entry, shape, extents: Vec::new(), bytes: 0 });
+        return Ok(Item { number: 0, entry, shape, rows: Rows::one(Extent::new(entry.extent.offset, 0)) });
     }
     // No dimension is 0 and the whole fits a file, so none of these products overflows.
     let rows: u64 = entry.shape[..dimension].iter().product();
@@ -356,13 +381,11 @@ fn sliced<'a>(entry: &'a ModelEntry, slice: &Slice) -> Result<Item<'a>> {
         return refuse(format!("a slice of {} must begin and end on whole bytes", entry.dtype));
     }
     let (row_bytes, start, bytes) = (length * inner_bits / 8, start_bits / 8, slice_bits / 8);
-    let first = entry.extent.offset + start;
-    let extents = if bytes == row_bytes {
-        vec![Extent::new(first, rows * bytes)]
-    } else {
-        (0..rows).map(|row| Extent::new(first + row * row_bytes, bytes)).collect()
-    };
-    Ok(Item { number: 0, entry, shape, extents, bytes: rows * bytes })
+    let first = Extent::new(entry.extent.offset + start, bytes);
+    let rows = Rows { first, stride: row_bytes, count: rows };
+    // Without gaps they are one.
+    let rows = if bytes == row_bytes || rows.count == 1 { Rows::one(Extent::new(first.offset, rows.bytes())) } else { rows };
+    Ok(Item { number: 0, entry, shape, rows })
 }
 
 /// An item's number and its range of a buffer.
@@ -384,27 +407,26 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, home: Home<'_>, shared
     let mut open: Option<Group> = None;
     for (number, (item, given)) in items.iter().zip(given).enumerate() {
         if let Some(buffer) = given {
-            groups.push(Group { bytes: item.bytes, places: vec![(number, 0..buffer.len())], given: Some(buffer) });
+            groups.push(Group { bytes: item.rows.bytes(), places: vec![(number, 0..buffer.len())], given: Some(buffer) });
             continue;
         }
         let start_in = |group: &Group| {
             // A slice begins elsewhere than its tensor.
-            let offset = item.extents.first().map_or(item.entry.extent.offset, |extent| extent.offset);
             match home {
                 Home::Gpu(_) => group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT,
                 // What would be staged for a first tensor in another place would be its neighbours' ends too.
-                Home::Peer(_) if group.bytes == 0 && offset.is_multiple_of(TENSOR_ALIGNMENT_MIN) => {
-                    offset % Alignment::PAGE.bytes()
+                Home::Peer(_) if group.bytes == 0 && item.rows.first.offset.is_multiple_of(TENSOR_ALIGNMENT_MIN) => {
+                    item.rows.first.offset % Alignment::PAGE.bytes()
                 }
-                _ => next_place(group.bytes, offset, item.bytes),
+                _ => next_place(group.bytes, item.rows.first.offset, item.rows.bytes()),
             }
         };
-        if open.as_ref().is_some_and(|group| start_in(group).saturating_add(item.bytes) > shared_bytes) {
+        if open.as_ref().is_some_and(|group| start_in(group).saturating_add(item.rows.bytes()) > shared_bytes) {
             groups.extend(open.take());
         }
         let group = open.get_or_insert_with(|| Group { given: None, bytes: 0, places: Vec::new() });
         let start = start_in(group);
-        group.bytes = start + item.bytes;
+        group.bytes = start + item.rows.bytes();
         group.places.push((number, to_usize(start)..to_usize(group.bytes)));
         let is_last_of_file = items.get(number + 1).is_none_or(|next| next.entry.file != item.entry.file);
         if is_last_of_file {
@@ -437,20 +459,19 @@ fn places_of(groups: &[Group], items: usize) -> Vec<Placed> {
     places
 }
 
-/// Groups dealt into batches, which are allocated one after the other. Host memory costs nothing before it is touched, so there
-/// all is one batch.
-fn batched(groups: Vec<Group>, on_gpu: bool) -> Vec<Vec<Group>> {
-    if !on_gpu {
-        return vec![groups];
-    }
+/// Groups dealt into batches, which are allocated and planned one after the other. Host memory costs nothing before it is
+/// touched, so there only what planning takes counts.
+fn batched(groups: Vec<Group>, items: &[Item<'_>], on_gpu: bool) -> Vec<Vec<Group>> {
     let mut batches: Vec<Vec<Group>> = Vec::new();
-    let mut room = 0;
+    let (mut room, mut rows) = (0, 0);
     for group in groups {
-        if room == 0 {
+        if room == 0 || rows == 0 {
             room = if batches.is_empty() { FIRST_GROUP_BYTES } else { GROUP_BYTES };
+            rows = BATCH_ROWS;
             batches.push(Vec::new());
         }
-        room = room.saturating_sub(group.bytes);
+        room = if on_gpu { room.saturating_sub(group.bytes) } else { room };
+        rows = group.places.iter().fold(rows, |rows, (item, _)| rows.saturating_sub(items[*item].rows.count));
         if let Some(batch) = batches.last_mut() {
             batch.push(group);
         }
@@ -574,10 +595,10 @@ mod tests {
     fn a_slice_of_the_first_dimension_is_one_range_and_of_the_last_many() {
         let tensor = entry(Dtype::F32, &[4, 6], 1000);
         let rows = sliced(&tensor, &slice(0, 1..3)).expect("valid");
-        assert_eq!((rows.extents.as_slice(), rows.shape.as_slice()), ([Extent::new(1024, 48)].as_slice(), [2, 6].as_slice()));
+        assert_eq!((rows.rows, rows.shape.as_slice()), (Rows::one(Extent::new(1024, 48)), [2, 6].as_slice()));
         let columns = sliced(&tensor, &slice(1, 2..3)).expect("valid");
-        assert_eq!(columns.extents, [1008, 1032, 1056, 1080].map(|offset| Extent::new(offset, 4)));
-        assert_eq!(columns.bytes, 16);
+        assert!(columns.rows.iter().eq([1008, 1032, 1056, 1080].map(|offset| Extent::new(offset, 4))));
+        assert_eq!(columns.rows.bytes(), 16);
     }
 
     #[test]
@@ -587,7 +608,7 @@ mod tests {
             let error = sliced(&tensor, &bad).err().expect("refused");
             assert_eq!((error.kind(), error.context("tensor")), (ErrorKind::InvalidInput, Some("t")));
         }
-        assert_eq!(sliced(&tensor, &slice(1, 2..4)).expect("whole bytes").bytes, 2);
-        assert_eq!(sliced(&tensor, &slice(1, 3..3)).expect("empty").bytes, 0);
+        assert_eq!(sliced(&tensor, &slice(1, 2..4)).expect("whole bytes").rows.bytes(), 2);
+        assert_eq!(sliced(&tensor, &slice(1, 3..3)).expect("empty").rows.bytes(), 0);
     }
 }

@@ -315,15 +315,7 @@ pub fn save(
     options: SaveOptions,
 ) -> Result<Receipt> {
     for Source { spec, region } in tensors {
-        let bytes = spec.dtype.byte_count(&spec.shape).map_err(|error| error.with_tensor(&spec.name))?;
-        if bytes != region.len() as u64 {
-            let have = region.len();
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!("its shape needs {bytes} bytes and its memory holds {have}"),
-            )
-            .with_tensor(&spec.name));
-        }
+        spec.check_bytes(region.len() as u64)?;
     }
     let transfer = TransferOptions { policy: options.policy.unwrap_or(policy), ..options.transfer };
     let sizes: Vec<u64> = tensors.iter().map(|tensor| tensor.region.len() as u64).collect();

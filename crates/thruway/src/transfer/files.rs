@@ -152,6 +152,10 @@ impl File for Counted {
         self.inner.direct_rules()
     }
 
+    fn direct_rules_are_told(&self) -> bool {
+        self.inner.direct_rules_are_told()
+    }
+
     fn residency(&self, extent: Extent) -> Residency {
         self.inner.residency(extent)
     }

@@ -17,8 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::FileRef;
 use super::files::ensure_same;
 use super::pipeline::{Outcome, Shared, cancelled};
-use super::plan::{Chunk, Piece, Placement};
-use crate::base::{Error, ErrorKind, Result};
+use super::plan::{self, Chunk, Piece, Placement};
+use crate::base::{Error, ErrorKind, Processors, Result};
+use crate::cuda::Rows;
 use crate::io::direct::DirectPath;
 use crate::io::policy::{Path, PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
@@ -126,6 +127,11 @@ impl<'a, 'b> Lane<'a, 'b> {
             engine,
             outcome: Outcome::default(),
         }
+    }
+
+    /// Where a thread of its own should run, if that matters.
+    pub(super) fn near(&self) -> Option<&'a Processors> {
+        self.shared.context.near.as_ref()
     }
 
     /// Carries out chunks until none is left. Returns when nothing of this lane's moves any more.
@@ -408,7 +414,7 @@ impl<'a, 'b> Lane<'a, 'b> {
         }
         let Flight { chunk, slot } = &flight;
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
-            let queued = pieces.iter().try_for_each(|piece| self.copies.hop(&part_of(slot, piece), &piece.region));
+            let queued = plan::rows(pieces).try_for_each(|rows| hop(&mut self.copies, slot, rows));
             match queued.and_then(|()| self.copies.fence()) {
                 Ok(fence) if fence.is_trivial() => {}
                 Ok(fence) => {
@@ -522,4 +528,16 @@ impl Drop for Lane<'_, '_> {
 /// The part of a slot that a piece occupies.
 fn part_of(slot: &Slot, piece: &Piece) -> Region {
     slot.region().slice(piece.at..piece.at + piece.region.len())
+}
+
+/// Copies pieces that [`plan::rows`] found to belong together, out of a slot to their places.
+fn hop(copies: &mut Copies, slot: &Slot, pieces: &[Piece]) -> Result<()> {
+    let [first, second, others @ ..] = pieces else {
+        return pieces.iter().try_for_each(|piece| copies.hop(&part_of(slot, piece), &piece.region));
+    };
+    let rows = Rows { bytes: first.region.len(), pitch: second.at - first.at, count: pieces.len() };
+    let last = others.last().unwrap_or(second);
+    let from = slot.region().slice(first.at..last.at + rows.bytes);
+    let to = pieces[1..].iter().fold(first.region.clone(), |joined, piece| joined.joined_with(&piece.region));
+    if rows.pitch == rows.bytes { copies.hop(&from, &to) } else { copies.hop_rows(&from, &to, rows) }
 }

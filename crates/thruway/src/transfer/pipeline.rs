@@ -18,7 +18,7 @@ use super::lane::{Lane, Queue};
 use super::plan::{self, Chunk, Limits, Placement};
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
-use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
+use crate::base::{Alignment, Error, ErrorKind, Extent, Processors, Result};
 use crate::cuda::CallerStream;
 use crate::io::direct::{DirectPath, Reach};
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
@@ -41,6 +41,8 @@ pub struct TransferContext {
     pub peer: Option<Peer>,
     /// The streams of the GPU whose memory transfers may fill and drain.
     pub streams: Option<Arc<CopyStreams>>,
+    /// The processors near that GPU, on which lanes run, where some are nearer than others.
+    pub near: Option<Processors>,
     /// Copies of earlier lanes, whose events can be used again.
     pub copies: Mutex<Vec<Copies>>,
     /// How requests are cut.
@@ -512,7 +514,11 @@ fn start<'scope, 'env, 'a: 'scope, 'b: 'scope>(
     scope: &'scope Scope<'scope, 'env>,
     lane: Lane<'a, 'b>,
 ) -> std::io::Result<ScopedJoinHandle<'scope, Result<Outcome>>> {
-    std::thread::Builder::new().name("thruway-lane".to_owned()).spawn_scoped(scope, move || lane.run())
+    let run = move || match lane.near() {
+        Some(near) => near.run(|| lane.run()),
+        None => lane.run(),
+    };
+    std::thread::Builder::new().name("thruway-lane".to_owned()).spawn_scoped(scope, run)
 }
 
 /// What all lanes did together, or the failure that stopped them.

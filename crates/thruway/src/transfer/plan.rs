@@ -101,6 +101,25 @@ pub struct Piece {
     pub region: Region,
 }
 
+/// Pieces of a chunk, in order, dealt into those that one copy can move: equally long, equally far apart in the slot, and without
+/// gaps in memory, as the rows of a slice are.
+pub fn rows(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
+    let mut rest = pieces;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
+        let pitch = rest.get(1).map_or(0, |second| second.at - first.at);
+        let belongs = |pair: &&[Piece]| {
+            let [before, after] = pair else { return false };
+            after.region.len() == first.region.len()
+                && after.at - before.at == pitch
+                && before.region.is_followed_by(&after.region)
+        };
+        let (together, others) = rest.split_at(1 + rest.windows(2).take_while(belongs).count());
+        rest = others;
+        Some(together)
+    })
+}
+
 impl Chunk {
     /// Whether some of its bytes pass through the ring on their way to or from memory that only a copy engine reaches.
     pub fn is_staged_for_gpu(&self) -> bool {
@@ -394,9 +413,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Requests by which a drive fills or empties a device's memory. Only whole blocks go so: the rest of the first and the
-    /// last block of a run, and what lies at an address that DMA cannot begin at, pass through a window of the device's memory,
-    /// or where there is none through the ring.
+    /// Requests by which a drive fills or empties a device's memory. Only whole blocks go so: the rest passes through a window
+    /// of the device's memory, or where there is none through the ring.
     fn direct(&self, wanted: &[Wanted], chunks: &mut Vec<Chunk>) {
         let Some(rules) = self.facts.peer else { return self.drive(wanted, chunks) };
         let (mut host, mut ends, mut askew) = (Vec::new(), Vec::new(), Vec::new());
@@ -414,10 +432,10 @@ impl Planner<'_> {
         if self.facts.window {
             ends.append(&mut askew);
             ends.sort_by_key(|item| item.extent.offset);
+            let taken = std::mem::take(&mut ends);
             let reason = format!("{}; through a window of the device's memory", self.span.reason).into();
             let span = Span { reason, ..self.span.clone() };
-            Planner { span: &span, ..*self }.loose(Source::Direct, rules.offset, &ends, chunks);
-            ends.clear();
+            Planner { span: &span, ..*self }.loose(Source::Direct, rules.offset, &taken, chunks);
         }
         let rest =
             [(host, "leads to host memory"), (ends, "fills no whole block"), (askew, "lies where the drive's DMA cannot begin")];

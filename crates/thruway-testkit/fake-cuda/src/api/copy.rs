@@ -99,6 +99,51 @@ pub unsafe extern "C" fn cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, bytes:
     })
 }
 
+/// The largest pitch that a device takes (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+const PITCH_MAX: usize = 0x7fff_ffff;
+
+/// Each row is a copy of its own. Arrays are refused.
+fn copy_rows(mut world: Guard, rows: &CUDA_MEMCPY2D, stream: CUstream) -> Answer {
+    let stream = world.stream(stream)?;
+    let (bytes, count) = (rows.WidthInBytes, rows.Height);
+    if bytes == 0 || count == 0 {
+        return Ok(());
+    }
+    if [rows.srcPitch, rows.dstPitch].iter().any(|pitch| !(bytes..=PITCH_MAX).contains(pitch)) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut copies = Vec::with_capacity(count);
+    for row in 0..count {
+        let (from, to) =
+            (rows.srcXInBytes + (rows.srcY + row) * rows.srcPitch, rows.dstXInBytes + (rows.dstY + row) * rows.dstPitch);
+        let to = match rows.dstMemoryType {
+            CU_MEMORYTYPE_DEVICE => world.device_place(rows.dstDevice + to as u64, bytes)?,
+            CU_MEMORYTYPE_HOST => world.host_place(rows.dstHost.wrapping_byte_add(to), bytes)?,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        let from = match rows.srcMemoryType {
+            CU_MEMORYTYPE_DEVICE => world.device_place(rows.srcDevice + from as u64, bytes)?,
+            CU_MEMORYTYPE_HOST => world.host_place(rows.srcHost.wrapping_byte_add(from), bytes)?,
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        copies.push(world.plan(to, from, bytes)?);
+    }
+    let waits = copies.iter().any(|copy| matches!(copy.to, Place::Pageable(_)));
+    let context = world.streams.get(&stream).map_or(0, |stream| stream.context);
+    let mark = world.submit(stream, Vec::new(), Work::Copies(copies));
+    if waits { wait(world, &[mark]).usable(context) } else { Ok(()) }
+}
+
+/// The rows run last to first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CUresult {
+    call("cuMemcpy2DAsync_v2", |world| {
+        // SAFETY: null or readable, as the driver asks.
+        let Some(rows) = (unsafe { copy.as_ref() }) else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        copy_rows(world, rows, stream)
+    })
+}
+
 /// The arrays of a batch.
 #[derive(Clone, Copy, Debug)]
 struct Batch {

@@ -42,6 +42,7 @@ exported! {
         cuMemAlloc_v2 cuMemFree_v2 cuMemGetInfo_v2 cuMemAllocAsync cuMemFreeAsync
         cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
         cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemsetD8Async
+        cuMemcpy2DAsync_v2
         cuPointerGetAttribute cuPointerGetAttributes
         cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
         cuStreamIsCapturing cuThreadExchangeStreamCaptureMode

@@ -37,6 +37,21 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
 }
 
+impl TensorSpec {
+    /// Checks that so many bytes are the whole of it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if they are more or fewer, with its name as a fact.
+    pub fn check_bytes(&self, have: u64) -> Result<()> {
+        let needs = self.dtype.byte_count(&self.shape).map_err(|error| error.with_tensor(&self.name))?;
+        if needs == have {
+            return Ok(());
+        }
+        let message = format!("its shape needs {needs} bytes and its memory holds {have}");
+        Err(Error::new(ErrorKind::InvalidInput, message).with_tensor(&self.name))
+    }
+}
+
 /// Where everything goes in a file to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {

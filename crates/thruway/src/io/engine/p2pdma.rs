@@ -109,11 +109,15 @@ impl PeerPath {
     fn attempt(&self, trial: &Trial<'_>) -> Result<Found> {
         let before = drive_traffic(trial.device);
         let refused = |reason: &str| {
-            let hint = "use a filesystem on a single drive, with `queue/iostats` of the drive set to 1";
+            let hint = "use ext4 or xfs on a single drive, with `queue/iostats` of the drive set to 1";
             Reach::Refused(Refusal { reason: reason.into(), hint: hint.into() })
         };
         if before.is_none() {
             let reason = "the filesystem lies on no single drive whose traffic the kernel counts, so nothing would prove it";
+            return Ok(Found { reach: refused(reason), before });
+        }
+        if !trial.buffered.direct_rules_are_told() {
+            let reason = "the kernel does not tell whether this filesystem goes past the page cache, so nothing would prove it";
             return Ok(Found { reach: refused(reason), before });
         }
         let file = (trial.open)()?;

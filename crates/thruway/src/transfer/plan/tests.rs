@@ -280,3 +280,29 @@ proptest! {
         prop_assert!(belongs.iter().all(Option::is_none), "some byte was not planned");
     }
 }
+
+#[test]
+fn pieces_that_lie_like_the_rows_of_a_slice_are_one_copy() {
+    let mut buffer = HostBuffer::new(10_000).expect("memory");
+    let mut piece =
+        |at: usize, start: usize, length: usize| Piece { at, region: buffer.region(start..start + length).expect("in range") };
+    let pieces = [
+        // Three rows of 10 bytes, 50 apart.
+        piece(0, 100, 10),
+        piece(50, 110, 10),
+        piece(100, 120, 10),
+        // As far apart, and longer.
+        piece(150, 130, 11),
+        // Not behind it in memory.
+        piece(200, 500, 11),
+        piece(261, 511, 11),
+        // Not as far apart.
+        piece(300, 522, 11),
+        // Alone.
+        piece(400, 1000, 1),
+    ];
+    let counts: Vec<usize> = rows(&pieces).map(<[Piece]>::len).collect();
+    assert_eq!(counts, [3, 1, 2, 1, 1]);
+    assert_eq!(rows(&pieces).map(|row| row[0].at).collect::<Vec<usize>>(), [0, 150, 200, 300, 400]);
+    assert_eq!(rows(&[]).count(), 0);
+}
