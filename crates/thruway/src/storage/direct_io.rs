@@ -41,9 +41,11 @@ impl SystemFacts {
     /// Whether the kernel can do peer-to-peer DMA between PCI devices at all (`CONFIG_PCI_P2PDMA`), as far as its list of
     /// symbols tells; `None` where that cannot be read. Takes about 40 ms.
     pub fn kernel_has_p2pdma(&self) -> Option<bool> {
-        let symbols = std::fs::read(self.root.join("proc/kallsyms")).ok().filter(|symbols| !symbols.is_empty())?;
-        const SYMBOL: &[u8] = b"pci_p2pdma_add_resource";
-        Some(symbols.split(|byte| *byte == b'\n').any(|line| line.split(u8::is_ascii_whitespace).any(|word| word == SYMBOL)))
+        const SYMBOL: &str = " pci_p2pdma_add_resource";
+        let symbols = self.read(Path::new("proc/kallsyms")).filter(|symbols| !symbols.is_empty())?;
+        let is_whole = |(at, _): (usize, &str)| !symbols[at + SYMBOL.len()..].starts_with(|next: char| !next.is_whitespace());
+        let found = symbols.match_indices(SYMBOL).any(is_whole);
+        Some(found)
     }
 
     /// The text that names the NVIDIA kernel driver; `None` without one.
