@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::{asan, tidy};
+use crate::{asan, p2pdma, tidy};
 
 /// One thing to check.
 struct Step {
@@ -72,6 +72,10 @@ fn steps(root: &Path) -> Vec<Step> {
         Some(reason) if std::env::var_os("CI").is_none() => Step { name: "asan", action: Action::Skip(reason) },
         _ => Step { name: "asan", action: Action::Own("cargo xtask asan", asan::run) },
     };
+    let p2pdma = match p2pdma::missing() {
+        Some(reason) if std::env::var_os("CI").is_none() => Step { name: "p2pdma", action: Action::Skip(reason) },
+        _ => Step { name: "p2pdma", action: Action::Own("cargo xtask p2pdma", p2pdma::run) },
+    };
     vec![
         cargo("fmt", &["fmt", "--all", "--check"]),
         ruff("ruff", &["check", "."]),
@@ -86,6 +90,7 @@ fn steps(root: &Path) -> Vec<Step> {
         cargo("doctests", &["test", "--doc", "--workspace", "--locked"]),
         Step { name: "doc", action: Action::Own("cargo doc, warnings denied", doc) },
         fuzz,
+        p2pdma,
         asan,
     ]
 }

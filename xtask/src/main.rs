@@ -6,6 +6,7 @@
 mod asan;
 mod ci;
 mod lexer;
+mod p2pdma;
 mod rules;
 mod tidy;
 mod tree;
@@ -20,6 +21,7 @@ Commands:
   tidy   Check the rules of style and layering that compiler and linter do not know
   ci     Run everything that CI runs, in its order; stop at the first failure
   asan   Run the library's tests under AddressSanitizer
+  p2pdma Prove the direct path in an emulated machine
   help   Print this text
 ";
 
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(&workspace_root()),
         ["ci"] => ci::run(&workspace_root()),
         ["asan"] => asan::run(&workspace_root()),
+        ["p2pdma"] => p2pdma::run(&workspace_root()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

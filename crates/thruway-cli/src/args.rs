@@ -77,15 +77,17 @@ Examples:
   thruway load model.safetensors
   thruway load model/ --path staged --json
   thruway load model/ --device cuda:0 --repeat 5
+  thruway load model/ --device pci:0000:03:00.0 --path direct
   thruway load model/ --digest > digests.txt")]
 pub(crate) struct LoadArgs {
     /// The model: a safetensors file, a directory of shards, or an index.
     #[arg(value_name = "PATH")]
     pub(crate) model: PathBuf,
-    /// Memory to load to: auto (a GPU's, if there is one), host or cuda:N.
+    /// Memory to load to: auto (a GPU's, if there is one), host, cuda:N, or the memory that a PCI device publishes, such as
+    /// pci:0000:03:00.0.
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
     pub(crate) device: Device,
-    /// Path that the bytes must take: auto, staged or cached. What cannot be had is an error.
+    /// Path that the bytes must take: auto, direct, staged or cached. What cannot be had is an error.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
     /// Print the SHA-256 digest of each tensor, as it lies in memory, on standard output, and all else on standard error.
@@ -116,9 +118,12 @@ pub(crate) struct CopyArgs {
     /// [default: as the source is].
     #[arg(long, value_name = "SIZE", value_parser = shard_size)]
     pub(crate) max_shard_size: Option<ByteSize>,
-    /// Path by which the source is read: auto, staged or cached.
+    /// Path by which the source is read: auto, direct, staged or cached. With direct the copy is written so too.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
+    /// Memory through which the bytes pass: host, or the memory that a PCI device publishes, such as pci:0000:03:00.0.
+    #[arg(long, value_name = "DEVICE", default_value = "host", value_parser = copy_device)]
+    pub(crate) device: Device,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -191,6 +196,14 @@ pub(crate) fn wants_json(mut args: impl Iterator<Item = OsString>) -> bool {
 
 fn device(text: &str) -> Result<Device, String> {
     text.parse().map_err(|error| in_one_line(&error))
+}
+
+/// A copy gains nothing by a GPU, and one that has a copy engine of its own is left alone.
+fn copy_device(text: &str) -> Result<Device, String> {
+    match device(text)? {
+        Device::Auto | Device::Cuda(_) => Err("a copy passes through the host, or through a PCI device".to_owned()),
+        other => Ok(other),
+    }
 }
 
 fn policy(text: &str) -> Result<PathPolicy, String> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use thruway::{Error, ErrorKind, Model, Result, Session};
+use thruway::{Device, Error, ErrorKind, Model, Result, Session};
 
 use crate::escape::safe_path;
 
@@ -51,7 +51,11 @@ pub(crate) fn memory(session: &Session) -> String {
     // The whole reason lists every library that was tried; it stands in the JSON.
     let reason = if reason.contains("no CUDA driver") { "no CUDA driver here" } else { reason };
     let reason = crate::escape::safe(reason);
-    if session.gpu().is_none() { format!("host memory: {reason}") } else { format!("{} ({reason})", session.device()) }
+    match session.device() {
+        Device::Cuda(_) => format!("{} ({reason})", session.device()),
+        Device::Pci(_) => format!("the memory of {}", session.device()),
+        Device::Auto | Device::Host => format!("host memory: {reason}"),
+    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 //! and unloading them under those threads ends the process. See [`loader::Library`].
 
 pub mod cuda;
+pub mod cufile;
 pub mod loader;
 
 pub use loader::LoadError;

@@ -137,17 +137,17 @@ impl KnownModel {
                     spec.shape
                 ));
             }
-            let have = match tensor.bytes() {
+            let have = match tensor.to_host() {
                 Ok(have) => have,
                 Err(error) => return Some(format!("{name} cannot be looked at: {error}")),
             };
             if have.len() != bytes.len() {
                 return Some(format!("{name} has {} bytes and should have {}", have.len(), bytes.len()));
             }
-            if have == bytes {
+            if have == *bytes {
                 return None;
             }
-            let at = std::iter::zip(have, bytes).position(|(have, expected)| have != expected).unwrap_or(0);
+            let at = std::iter::zip(&have, bytes).position(|(have, expected)| have != expected).unwrap_or(0);
             Some(format!("{name} differs from byte {at} of {} on", bytes.len()))
         })
     }

@@ -1,6 +1,7 @@
 //! The fake driver keeps the promises that other tests lean on: what is right on a GPU is right here, and what a GPU
 //! punishes now and then is punished here always.
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
 use std::ptr::null_mut;

@@ -47,11 +47,11 @@ pub mod storage;
 pub mod telemetry;
 pub mod transfer;
 
-pub use base::{Alignment, ByteSize, Error, ErrorKind, Extent, Result};
+pub use base::{Alignment, ByteSize, Error, ErrorKind, Extent, PciAddress, Result};
 pub use format::safetensors::Dtype;
 pub use io::Direction;
 pub use io::policy::{Path, PathPolicy};
-pub use memory::{Buffer, Device, GpuBuffer, HostBuffer, Region};
+pub use memory::{Buffer, Device, GpuBuffer, HostBuffer, PeerBuffer, Region};
 pub use model::{CopyOptions, LoadOptions, Model, SaveOptions, Source, Tensor, Tensors, VerifyOptions};
 pub use session::{Session, SessionBuilder};
 pub use transfer::{Cancel, FileRef, Move, Receipt, TransferOptions};

@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex};
 use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
 use crate::cuda::Gpu;
+use crate::io::direct::DirectPath;
+use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, Model, SaveOptions, Source};
-use crate::storage::{self, Namespace, OsNamespace};
+use crate::storage::{self, Namespace, OsNamespace, PCI_DEVICES, PublishedMemory, SystemFacts};
 use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
-use crate::transfer::{self, Move, Receipt, TransferContext, TransferOptions};
+use crate::transfer::{self, Move, Peer, Receipt, TransferContext, TransferOptions};
 
 /// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
 #[derive(Clone, Debug)]
@@ -34,6 +36,9 @@ pub struct SessionBuilder {
     namespace: Arc<dyn Namespace>,
     engines: Option<Box<dyn EngineFactory>>,
     cuda_library: Option<PathBuf>,
+    pci_devices: Option<PathBuf>,
+    cufile_library: Option<PathBuf>,
+    system_facts: SystemFacts,
 }
 
 impl Session {
@@ -46,6 +51,9 @@ impl Session {
             namespace: Arc::new(OsNamespace),
             engines: None,
             cuda_library: None,
+            pci_devices: None,
+            cufile_library: None,
+            system_facts: SystemFacts::default(),
         }
     }
 
@@ -152,7 +160,29 @@ impl SessionBuilder {
         self
     }
 
-    /// The session. Allocates nothing yet and starts no thread; with a GPU it takes the GPU's primary context.
+    /// Another directory of PCI devices than the kernel's, for tests (`THRUWAY_PCI_DEVICES` does the same).
+    #[must_use]
+    pub fn pci_devices(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pci_devices = Some(path.into());
+        self
+    }
+
+    /// Another libcufile than the one that is found (`THRUWAY_CUFILE_LIB` does the same).
+    #[must_use]
+    pub fn cufile_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cufile_library = Some(path.into());
+        self
+    }
+
+    /// Where facts of the system are read, for tests of what a machine has.
+    #[must_use]
+    pub fn system_facts(mut self, facts: SystemFacts) -> Self {
+        self.system_facts = facts;
+        self
+    }
+
+    /// The session. Allocates nothing yet (of a PCI device's memory one page) and starts no thread; with a GPU it takes the
+    /// GPU's primary context.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an environment variable that cannot be used,
@@ -163,13 +193,31 @@ impl SessionBuilder {
         settings.validate()?;
         let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
+        let devices = self.pci_devices.or_else(|| std::env::var_os(settings::PCI_DEVICES).map(PathBuf::from));
+        let published = published(self.device, devices.as_deref().unwrap_or(Path::new(PCI_DEVICES)))?;
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
-        let device = gpu.as_ref().map_or(Device::Host, |gpu| Device::Cuda(gpu.ordinal()));
+        let device = match (&gpu, &published) {
+            (Some(gpu), _) => Device::Cuda(gpu.ordinal()),
+            (None, Some(published)) => Device::Pci(published.address()),
+            (None, None) => Device::Host,
+        };
         let Settings { engine, queue_depth, threads, ring_bytes, .. } = settings;
+        let os_engines = OsEngines { choice: engine, depth: queue_depth, threads, direct: None };
+        let peer = published.map(Peer::new).transpose()?;
+        let direct = peer.as_ref().map(|peer| PeerPath::new(&peer.memory, os_engines.clone())).transpose()?;
         let longest = settings.chunk_bytes.max(settings.drive_chunk_bytes);
         // One slot at least, and no slot larger than the ring may be.
         let slot_bytes = longest.min(ring_bytes);
-        let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { choice: engine, depth: queue_depth, threads }));
+        let cufile = gpu.as_ref().filter(|_| self.engines.is_none()).map(|gpu| {
+            let library = self.cufile_library.or_else(|| std::env::var_os(settings::CUFILE_LIBRARY).map(PathBuf::from));
+            let window =
+                RingSettings { slot_bytes, slab_bytes: WINDOW_SLAB_BYTES.max(slot_bytes), bytes_max: window_bytes(slot_bytes) };
+            let options =
+                CuFileOptions { choice: settings.cufile, library, facts: self.system_facts, depth: queue_depth, window };
+            Arc::new(CuFilePath::new(Arc::clone(gpu), options)) as Arc<dyn DirectPath>
+        });
+        let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>).or(cufile);
+        let engines = self.engines.unwrap_or_else(|| Box::new(OsEngines { direct: direct.clone(), ..os_engines }));
         let counters = Arc::new(Counters::default());
         let slab_bytes = RingSettings::default().slab_bytes.min(ring_bytes).max(slot_bytes);
         let ring_settings = RingSettings { slot_bytes, slab_bytes, bytes_max: ring_bytes };
@@ -183,9 +231,23 @@ impl SessionBuilder {
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
         let (namespace, copies) = (self.namespace, Mutex::default());
-        let context = TransferContext { namespace, engines, ring, streams, near, copies, limits, staging_bytes };
+        let context = TransferContext { namespace, engines, ring, direct, peer, streams, near, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
+}
+
+/// What the window grows by, in bytes: registering device memory with cuFile takes a system call for each.
+const WINDOW_SLAB_BYTES: usize = 16 << 20;
+
+/// The most GPU memory of the window, in bytes: what an engine has in flight, and as much being copied on.
+fn window_bytes(slot_bytes: usize) -> usize {
+    (4 * WINDOW_SLAB_BYTES).max(slot_bytes)
+}
+
+/// The memory of the PCI device that was asked for, if one was.
+fn published(device: Device, devices: &Path) -> Result<Option<PublishedMemory>> {
+    let Device::Pci(address) = device else { return Ok(None) };
+    PublishedMemory::of(devices, address).map(Some)
 }
 
 /// The GPU that a device stands for, if any, and why it is that one or none.
@@ -197,6 +259,7 @@ fn choose(device: Device, library: Option<&Path>) -> Result<(Option<Arc<Gpu>>, S
             let reason = format!("cuda:{ordinal} was asked for: {}", gpu.facts().name);
             Ok((Some(gpu), reason))
         }
+        Device::Pci(address) => Ok((None, format!("pci:{address} was asked for"))),
         Device::Auto => match Gpu::open(0, library) {
             Ok(gpu) => {
                 let reason = format!("the first GPU: {}", gpu.facts().name);

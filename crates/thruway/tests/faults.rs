@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use thruway::base::settings::{EngineChoice, Settings};
+use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
 use thruway::format::safetensors::Dtype;
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
@@ -36,8 +36,9 @@ fn session(choice: EngineChoice, plan: &FaultPlan) -> Session {
         chunk_bytes: 256 << 10,
         drive_chunk_bytes: 256 << 10,
         ring_bytes: 2 << 20,
+        cufile: CuFileChoice::Auto,
     };
-    let inner = OsEngines { choice, depth: 4, threads: 2 };
+    let inner = OsEngines { choice, depth: 4, threads: 2, direct: None };
     Session::builder().settings(settings).engines(Box::new(FaultyEngines { inner, plan: plan.clone() })).build().expect("session")
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use thruway::base::settings::{EngineChoice, Settings};
+use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
 use thruway::format::safetensors::Dtype;
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
@@ -24,6 +24,7 @@ const SETTINGS: Settings = Settings {
     chunk_bytes: 256 << 10,
     drive_chunk_bytes: 256 << 10,
     ring_bytes: 3 << 20,
+    cufile: CuFileChoice::Auto,
 };
 
 fn session(fake: &FakeCuda) -> Session {
@@ -288,7 +289,7 @@ struct WatchedEngines(Arc<Order>);
 
 impl EngineFactory for WatchedEngines {
     fn make(&self, source: StorageSide) -> thruway::Result<Made> {
-        let made = OsEngines { choice: EngineChoice::Posix, depth: 1, threads: 1 }.make(source)?;
+        let made = OsEngines { choice: EngineChoice::Posix, depth: 1, threads: 1, direct: None }.make(source)?;
         Ok(Made { engine: Box::new(Watched(made.engine, Arc::clone(&self.0))), note: made.note })
     }
 }
@@ -401,7 +402,7 @@ struct FaultyEngines(FaultPlan);
 
 impl EngineFactory for FaultyEngines {
     fn make(&self, source: StorageSide) -> thruway::Result<Made> {
-        let made = OsEngines { choice: EngineChoice::Auto, depth: 6, threads: 3 }.make(source)?;
+        let made = OsEngines { choice: EngineChoice::Auto, depth: 6, threads: 3, direct: None }.make(source)?;
         Ok(Made { engine: Box::new(Faulty::new(made.engine, self.0.clone())), note: made.note })
     }
 }

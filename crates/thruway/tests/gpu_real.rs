@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use thruway::base::settings::{EngineChoice, Settings};
+use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
 use thruway::io::{EngineFactory, Made, OsEngines};
@@ -80,7 +80,7 @@ impl Random {
         let ring_bytes = chunk_bytes * (1 + self.below(12));
         let drive_chunk_bytes = 4096 * (1 + self.below(300));
         let (queue_depth, threads) = (1 + self.below(32), 1 + self.below(12));
-        Settings { engine, queue_depth, threads, chunk_bytes, drive_chunk_bytes, ring_bytes }
+        Settings { engine, queue_depth, threads, chunk_bytes, drive_chunk_bytes, ring_bytes, cufile: CuFileChoice::Auto }
     }
 
     fn options(&mut self) -> TransferOptions {
@@ -252,7 +252,7 @@ struct FaultyEngines(FaultPlan, EngineChoice);
 
 impl EngineFactory for FaultyEngines {
     fn make(&self, source: StorageSide) -> thruway::Result<Made> {
-        let made = OsEngines { choice: self.1, depth: 6, threads: 3 }.make(source)?;
+        let made = OsEngines { choice: self.1, depth: 6, threads: 3, direct: None }.make(source)?;
         Ok(Made { engine: Box::new(Faulty::new(made.engine, self.0.clone())), note: made.note })
     }
 }

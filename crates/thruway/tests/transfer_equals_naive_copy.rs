@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use thruway::base::settings::{EngineChoice, Settings};
+use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
 use thruway::transfer::FileRef;
 use thruway::{Direction, Extent, HostBuffer, Move, PathPolicy, Session, TransferOptions};
 
@@ -76,6 +76,7 @@ fn session(setup: &Setup) -> (Session, TransferOptions) {
         chunk_bytes: setup.chunk_pages * 4096,
         drive_chunk_bytes: setup.drive_chunk_pages * 4096,
         ring_bytes: setup.ring_chunks * setup.chunk_pages * 4096,
+        cufile: CuFileChoice::Auto,
     };
     let policy: PathPolicy = setup.policy.parse().expect("a known path");
     let options = TransferOptions { policy, ..TransferOptions::default() };

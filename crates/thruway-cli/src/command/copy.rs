@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde_json::json;
-use thruway::{ByteSize, CopyOptions, Device, Error, ErrorKind, Model, Result, Session};
+use thruway::{ByteSize, CopyOptions, Error, ErrorKind, Model, Result, Session};
 
 use crate::args::CopyArgs;
 use crate::escape::{safe, safe_path};
@@ -11,8 +11,7 @@ use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, remark_n
 use crate::{place, stop};
 
 pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
-    // The bytes pass through the host, so a GPU is left alone.
-    let session = Session::builder().device(Device::Host).path(args.path).build()?;
+    let session = Session::builder().device(args.device).path(args.path).build()?;
     let begun = Instant::now();
     let model = place::open(&session, &args.source)?;
     remark_notes(output, &args.source, model.notes());
@@ -54,6 +53,8 @@ pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
         "gb_per_s": rate,
         "read": receipt_fields(&read),
         "written": receipt_fields(&written),
+        "device": session.device().to_string(),
+        "ring_bytes": session.ring_bytes(),
         "notes": model.notes(),
     }))?;
     Ok(Outcome::Fine)

@@ -115,13 +115,14 @@ impl Arena {
         (self.base..self.base + self.span).contains(&address)
     }
 
-    /// Makes an allocation, if the device has room for it.
-    pub(crate) fn allocate(&mut self, bytes: usize, id: u64, pooled: bool) -> Option<usize> {
+    /// Makes an allocation, if the device has room for it; aligned to this or to 512 bytes, whichever is more.
+    pub(crate) fn allocate(&mut self, bytes: usize, id: u64, pooled: bool, alignment: usize) -> Option<usize> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT)?;
         if self.used.checked_add(size)? > self.total {
             return None;
         }
-        let offset = self.place(size + ALIGNMENT)?;
+        let offset = self.place(size + ALIGNMENT + alignment.saturating_sub(ALIGNMENT))?;
+        let offset = offset.next_multiple_of(alignment.max(ALIGNMENT));
         let address = self.base + offset;
         self.next = self.next.max(offset + size + ALIGNMENT);
         self.used += size;
@@ -262,8 +263,8 @@ mod tests {
     #[test]
     fn addresses_are_aligned_apart_and_remembered_after_they_are_freed() {
         let mut arena = Arena::new(40, 1 << 20).expect("a memfd");
-        let a = arena.allocate(100, 1, false).expect("room");
-        let b = arena.allocate(700, 2, false).expect("room");
+        let a = arena.allocate(100, 1, false, 0).expect("room");
+        let b = arena.allocate(700, 2, false, 0).expect("room");
         assert_eq!((a % ALIGNMENT, b % ALIGNMENT), (0, 0));
         assert!(b >= a + 512 + ALIGNMENT, "no gap between {a:x} and {b:x}");
         assert_eq!(arena.find(a + 99, 1), Found::Inside(a));
@@ -277,10 +278,10 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_reused_when_the_addresses_run_out() {
         let mut arena = Arena::new(41, 1 << 20).expect("a memfd");
-        assert!(arena.allocate((1 << 20) + 1, 1, false).is_none());
+        assert!(arena.allocate((1 << 20) + 1, 1, false, 0).is_none());
         for round in 0..20 {
-            let address = arena.allocate(1 << 20, round, false).expect("the device is empty");
-            assert!(arena.allocate(1, 99, false).is_none(), "round {round}");
+            let address = arena.allocate(1 << 20, round, false, 0).expect("the device is empty");
+            assert!(arena.allocate(1, 99, false, 0).is_none(), "round {round}");
             assert!(arena.release(address));
         }
     }

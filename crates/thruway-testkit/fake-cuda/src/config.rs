@@ -20,6 +20,7 @@ pub(crate) struct Config {
     pub(crate) fail: Vec<Rule>,
     pub(crate) fail_late: Vec<Rule>,
     pub(crate) host_offset: usize,
+    pub(crate) alignment: usize,
     pub(crate) check: bool,
     pub(crate) capturing: bool,
 }
@@ -38,6 +39,7 @@ impl Default for Config {
             fail: Vec::new(),
             fail_late: Vec::new(),
             host_offset: 512,
+            alignment: 512,
             check: true,
             capturing: false,
         }
@@ -85,6 +87,12 @@ impl Config {
             "FAIL" => self.fail = Rule::parse_list(value)?,
             "FAIL_LATE" => self.fail_late = Rule::parse_list(value)?,
             "HOST_OFFSET" => self.host_offset = number(key, value)?,
+            "ALIGNMENT" => {
+                self.alignment = number(key, value)?;
+                if !self.alignment.is_power_of_two() {
+                    return Err(format!("{PREFIX}{key}={value}: not a power of two"));
+                }
+            }
             "CAPTURING" => self.capturing = number::<u8>(key, value)? != 0,
             "CHECK" => self.check = number::<u8>(key, value)? != 0,
             _ => return Err(format!("there is no setting {PREFIX}{key}")),

@@ -129,3 +129,18 @@ pub unsafe extern "C" fn fake_cuda_calls(symbol: *const c_char) -> u64 {
     let symbol = unsafe { CStr::from_ptr(symbol) };
     lock().calls.of(&symbol.to_string_lossy())
 }
+
+/// Whether the live device memory at an address comes from a pool (`cuMemAllocAsync`): some libraries cannot register that.
+/// Returns 1 for a pool's, 0 for other memory, -1 where there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_is_pooled(pointer: CUdeviceptr) -> c_int {
+    if is_forked() {
+        return -1;
+    }
+    let (world, at) = (lock(), address(pointer));
+    let Some(arena) = world.arena_of(at).map(|device| &world.arenas[device]) else { return -1 };
+    match arena.find(at, 1) {
+        Found::Inside(start) => arena.get(start).map_or(-1, |allocation| c_int::from(allocation.pooled)),
+        _ => -1,
+    }
+}

@@ -42,6 +42,7 @@
 //! | `FAKE_CUDA_DELAY_US` | `min..max` microseconds that each copy takes | 20..500 |
 //! | `FAKE_CUDA_FAIL` | `symbol:nth:code`, separated by commas: that call fails | none |
 //! | `FAKE_CUDA_FAIL_LATE` | likewise, but the call succeeds and its work fails later, making the context unusable | none |
+//! | `FAKE_CUDA_ALIGNMENT` | what device memory is aligned to: 512 or more | 512 |
 //! | `FAKE_CUDA_HOST_OFFSET` | how far into a page `cuMemHostAlloc` begins | 512 |
 //! | `FAKE_CUDA_CAPTURING` | 1: some thread captures streams in the global mode, all the time | 0 |
 //! | `FAKE_CUDA_CHECK` | 0: buffers in flight are neither digested nor filled with rubbish (faster) | 1 |

@@ -7,7 +7,7 @@ use thruway::io::{Capabilities, Completion, Direction, Engine, EngineName, Reque
 use thruway::storage::File;
 use thruway::{Alignment, HostBuffer, Region};
 
-use super::{Outcome, Subject, buffer, contents, perform, region, request};
+use super::{Outcome, Subject, buffer, contents, filled, perform, region, request};
 use crate::random::Random;
 
 /// How often a request may make no progress. One time more is an error.
@@ -108,7 +108,7 @@ pub(super) fn short_transfers(subject: &Subject<'_>) -> Outcome {
 fn writes_are_resumed(subject: &Subject<'_>) {
     let bytes = Random::new(22).bytes(LEN);
     let file = subject.files.with_bytes(&vec![0; LEN + 7]);
-    let source = HostBuffer::from_vec(bytes.clone());
+    let source = filled(bytes.clone());
     let part = source.source(0..LEN).expect("free");
     let faults = [Fault::Short(1), Fault::Errno(libc::EINTR), Fault::Short(9000)];
     let write = request(6, Direction::Write, &file, 7, vec![part]);

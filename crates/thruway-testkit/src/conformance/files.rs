@@ -118,13 +118,13 @@ impl TestFiles for OsFiles {
 
     fn slow(&self, engine: EngineName) -> Option<SlowFile> {
         match engine {
-            EngineName::Uring => {
+            EngineName::Uring | EngineName::P2pDma => {
                 let (reader, mut writer) = std::io::pipe().expect("a pipe");
                 let release = move || writer.write_all(&[SlowFile::FILL; SlowFile::BYTES]).expect("the reader is there");
                 Some(SlowFile { file: Arc::new(RawFile::new(reader.into())), release: Box::new(release) })
             }
             // `preadv` refuses pipes. Its thread asks the file for the descriptor first, and there it can wait as well.
-            EngineName::Posix => {
+            EngineName::Posix | EngineName::CuFile => {
                 let path = self.fresh(&[SlowFile::FILL; SlowFile::BYTES]);
                 let gate = Arc::new(Gate::default());
                 let fd = std::fs::File::open(path).expect("a file just made opens").into();

@@ -19,6 +19,7 @@ mod waiting;
 
 pub use files::{OsFiles, Refused, SimFiles, SlowFile, TestFiles};
 
+use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -164,6 +165,24 @@ pub fn run(make: &dyn Fn() -> Box<dyn Engine>, files: &dyn TestFiles, layering: 
     );
 }
 
+/// Gives zeroed buffers of so many bytes.
+pub type MemorySource = Box<dyn Fn(usize) -> HostBuffer>;
+
+thread_local! {
+    /// Where the checks' buffers come from, if not from the host's memory.
+    static MEMORY: RefCell<Option<MemorySource>> = const { RefCell::new(None) };
+}
+
+/// Examines an engine as [`run`] does, on memory from `memory`: what lies in a device, say, and is mapped.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_in(memory: MemorySource, make: &dyn Fn() -> Box<dyn Engine>, files: &dyn TestFiles, layering: Layering) {
+    MEMORY.set(Some(memory));
+    run(make, files, layering);
+    MEMORY.set(None);
+}
+
 /// A request as the checks make it: everything that is asked for is needed.
 fn request(token: usize, direction: Direction, file: &Arc<dyn File>, offset: u64, segments: Vec<Region>) -> Request {
     let needed = segments.iter().map(|segment| segment.len() as u64).sum();
@@ -202,11 +221,19 @@ fn region(buffer: &mut HostBuffer, len: usize) -> Region {
 }
 
 fn buffer(len: usize) -> HostBuffer {
-    HostBuffer::new(len).expect("memory")
+    MEMORY.with_borrow(|memory| match memory {
+        Some(memory) => memory(len),
+        None => HostBuffer::new(len).expect("memory"),
+    })
 }
 
 fn filled(bytes: Vec<u8>) -> HostBuffer {
-    HostBuffer::from_vec(bytes)
+    if MEMORY.with_borrow(Option::is_none) {
+        return HostBuffer::from_vec(bytes);
+    }
+    let mut buffer = buffer(bytes.len());
+    buffer.bytes_mut().expect("nothing else has it yet").copy_from_slice(&bytes);
+    buffer
 }
 
 /// The bytes of a page-cached file, read past any engine.

@@ -97,12 +97,27 @@ impl Error {
 
     /// A failure that the operating system reported. The kind follows from the error number, and so does
     /// the hint where there is something that the user can do.
+    ///
+    /// A failure of this library's own that had to travel as one of the system's ([`into_io`](Self::into_io)) is taken out
+    /// again: its kind, its facts and its hint stay, and its message follows this one.
     pub fn from_io(message: impl Into<String>, source: std::io::Error) -> Self {
+        let source = match source.downcast::<Self>() {
+            Ok(mut inner) => {
+                inner.0.message = format!("{}: {}", message.into(), inner.0.message);
+                return inner;
+            }
+            Err(source) => source,
+        };
         let (kind, hint) = classify(&source);
         let mut error = Self::new(kind, message);
         error.0.source = Some(source);
         error.0.hint = hint.map(str::to_owned);
         error
+    }
+
+    /// The failure as one of the system's, for interfaces that know no other: [`from_io`](Self::from_io) takes it out again.
+    pub fn into_io(self) -> std::io::Error {
+        std::io::Error::other(self)
     }
 
     /// Adds a fact. The first value given for a key stays: the innermost caller knows best.
@@ -273,6 +288,17 @@ mod tests {
         assert!(line.starts_with("cannot read (file /models/a\\nb.safetensors, offset 4096): "), "{line}");
         assert_eq!(error.kind(), ErrorKind::Io);
         assert_eq!(error.os_error(), Some(libc::EIO));
+    }
+
+    #[test]
+    fn a_failure_of_our_own_survives_the_journey_through_an_io_error() {
+        let own = Error::new(ErrorKind::PathUnavailable, "no way").with("code", 5008).with_hint("another").into_io();
+        let back = Error::from_io("cannot read", own).with("offset", 1);
+        assert_eq!(
+            (back.kind(), back.message(), back.hint()),
+            (ErrorKind::PathUnavailable, "cannot read: no way", Some("another"))
+        );
+        assert_eq!((back.context("code"), back.context("offset")), (Some("5008"), Some("1")));
     }
 
     #[test]

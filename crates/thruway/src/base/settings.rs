@@ -8,6 +8,9 @@
 //! | `THRUWAY_CHUNK_SIZE` | the largest request through the page cache | bytes (`4MiB`) | 4 MiB |
 //! | `THRUWAY_DRIVE_CHUNK_SIZE` | the largest request past the page cache | bytes (`1MiB`) | 512 KiB |
 //! | `THRUWAY_CUDA_LIB` | the CUDA driver's library | path | as the system finds it |
+//! | `THRUWAY_PCI_DEVICES` | the directory of PCI devices, for tests | path | `/sys/bus/pci/devices` |
+//! | `THRUWAY_CUFILE` | cuFile: `auto`, `off`, or `compat` (its compatibility mode too, through host memory) | | `auto` |
+//! | `THRUWAY_CUFILE_LIB` | cuFile's library | path | as it is found |
 //! | `THRUWAY_RING_SIZE` | the most staging memory | bytes (`256MiB`) | 256 MiB |
 
 use super::error::{Error, ErrorKind, Result, printable};
@@ -15,6 +18,25 @@ use super::units::{Alignment, ByteSize};
 
 /// The environment variable that names the CUDA driver's library.
 pub const CUDA_LIBRARY: &str = "THRUWAY_CUDA_LIB";
+
+/// The environment variable that names the directory of PCI devices.
+pub const PCI_DEVICES: &str = "THRUWAY_PCI_DEVICES";
+
+/// The environment variable that names cuFile's library.
+pub const CUFILE_LIBRARY: &str = "THRUWAY_CUFILE_LIB";
+
+/// Whether cuFile is used between drives and GPU memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CuFileChoice {
+    /// Where it has a direct path, and only that: what cannot go directly goes by engines of this library, which are faster
+    /// through host memory and say that they do.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Also in cuFile's own compatibility mode, through host memory: for comparisons and for tests. Never called direct.
+    Compat,
+}
 
 /// Which engine moves bytes past the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +71,8 @@ pub struct Settings {
     pub drive_chunk_bytes: usize,
     /// The most staging memory, in bytes.
     pub ring_bytes: usize,
+    /// Whether cuFile is used.
+    pub cufile: CuFileChoice,
 }
 
 impl Default for Settings {
@@ -61,6 +85,7 @@ impl Default for Settings {
             chunk_bytes: 4 << 20,
             drive_chunk_bytes: 512 << 10,
             ring_bytes: 256 << 20,
+            cufile: CuFileChoice::Auto,
         }
     }
 }
@@ -105,6 +130,14 @@ impl Settings {
                 "uring" => EngineChoice::Uring,
                 "posix" => EngineChoice::Posix,
                 _ => return refuse("THRUWAY_ENGINE", &value, "set it to auto, uring or posix"),
+            };
+        }
+        if let Some(value) = lookup("THRUWAY_CUFILE") {
+            settings.cufile = match value.as_str() {
+                "auto" => CuFileChoice::Auto,
+                "off" => CuFileChoice::Off,
+                "compat" => CuFileChoice::Compat,
+                _ => return refuse("THRUWAY_CUFILE", &value, "set it to auto, off or compat"),
             };
         }
         let counts = [("THRUWAY_QUEUE_DEPTH", 1024, &mut settings.queue_depth), ("THRUWAY_THREADS", 256, &mut settings.threads)];
@@ -171,6 +204,7 @@ mod tests {
     fn nonsense_names_its_variable() {
         for (name, value) in [
             ("THRUWAY_ENGINE", "aio"),
+            ("THRUWAY_CUFILE", "on"),
             ("THRUWAY_QUEUE_DEPTH", "0"),
             ("THRUWAY_THREADS", "many"),
             ("THRUWAY_CHUNK_SIZE", "5000"),

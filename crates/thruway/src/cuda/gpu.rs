@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use thruway_sys::cuda::{
-    CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUstreamCaptureMode, Cuda,
+    CU_MEMHOSTREGISTER_PORTABLE, CU_STREAM_CAPTURE_MODE_RELAXED, CUcontext, CUdevice, CUstreamCaptureMode, CUuuid, Cuda,
 };
 
 use super::driver::Driver;
@@ -20,6 +20,8 @@ pub struct GpuFacts {
     pub pci_address: String,
     /// The bytes of its memory.
     pub memory_bytes: u64,
+    /// The driver's identifier for it.
+    pub uuid: [u8; 16],
 }
 
 /// A GPU whose primary context this process holds. Released when the last user is gone.
@@ -195,6 +197,20 @@ impl Gpu {
         self.driver.check(code, "cuMemcpyDtoH")
     }
 
+    /// Copies from the host to GPU memory and waits for it.
+    ///
+    /// # Safety
+    /// The `source.len()` bytes from `to` are valid GPU memory that nothing else uses meanwhile.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub(crate) unsafe fn copy_from_host(&self, to: u64, source: &[u8]) -> Result<()> {
+        let _current = self.current()?;
+        // SAFETY: the caller's promise for the target; the source is borrowed through this synchronous call.
+        let code = unsafe { (self.cuda().cuMemcpyHtoD_v2)(to, source.as_ptr().cast(), source.len()) };
+        self.driver.check(code, "cuMemcpyHtoD")
+    }
+
     pub(super) fn cuda(&self) -> &Cuda {
         &self.driver.cuda
     }
@@ -247,5 +263,8 @@ fn facts(driver: &Driver, device: CUdevice) -> Result<GpuFacts> {
     let mut bytes = 0;
     // SAFETY: the pointer is to a local that lives through the call.
     driver.check(unsafe { (driver.cuda.cuDeviceTotalMem_v2)(&raw mut bytes, device) }, "cuDeviceTotalMem")?;
-    Ok(GpuFacts { name, pci_address, memory_bytes: bytes as u64 })
+    let mut uuid = CUuuid::default();
+    // SAFETY: as above.
+    driver.check(unsafe { (driver.cuda.cuDeviceGetUuid_v2)(&raw mut uuid, device) }, "cuDeviceGetUuid")?;
+    Ok(GpuFacts { name, pci_address, memory_bytes: bytes as u64, uuid: uuid.bytes })
 }

@@ -151,6 +151,19 @@ impl Stream {
         self.gpu.driver().check(code, "cuMemcpyDtoHAsync")
     }
 
+    /// Queues a copy within GPU memory.
+    ///
+    /// # Safety
+    /// As [`copy_to_gpu`](Self::copy_to_gpu).
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn copy_within_gpu(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.gpu.cuda().cuMemcpyDtoDAsync_v2)(to, from, bytes, self.handle) };
+        self.gpu.driver().check(code, "cuMemcpyDtoDAsync")
+    }
+
     /// Marks the end of what is queued so far.
     ///
     /// # Errors

@@ -15,6 +15,7 @@
 //! 7. Requests complete in any order. `token` tells which one it was.
 //! 8. A write's success promises nothing about power loss. Durability is asked for by [`crate::storage::File::sync`].
 
+pub mod direct;
 #[expect(unsafe_code, reason = "system calls on memory by address are what an engine is for")]
 pub mod engine;
 pub mod layer;
@@ -46,6 +47,10 @@ pub enum EngineName {
     Uring,
     /// `preadv` and `pwritev` on threads.
     Posix,
+    /// The kernel's peer-to-peer DMA.
+    P2pDma,
+    /// NVIDIA's cuFile.
+    CuFile,
     /// A simulated disk in memory, for tests.
     InMemory,
 }
@@ -56,6 +61,8 @@ impl EngineName {
         match self {
             Self::Uring => "uring",
             Self::Posix => "posix",
+            Self::P2pDma => "p2pdma",
+            Self::CuFile => "cufile",
             Self::InMemory => "inmemory",
         }
     }

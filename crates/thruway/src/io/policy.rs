@@ -9,6 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::direct::Reach;
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::memory::MemoryKind;
 use crate::storage::{DirectRules, Residency};
@@ -16,9 +17,9 @@ use crate::storage::{DirectRules, Residency};
 /// How bytes travel between storage and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Path {
-    /// The drive's DMA engine moves them into or out of GPU memory; proven by counters.
+    /// The drive's DMA engine moves them into or out of a device's memory, with proof.
     Direct,
-    /// cuFile reported success, and nothing proves which way it went.
+    /// As `Direct`, for all that the engine reported; nothing proves it.
     Unverified,
     /// Past the page cache into the ring, then copied on.
     Staged,
@@ -53,7 +54,7 @@ pub enum PathPolicy {
     /// The fastest that the machine has; the receipt says which and why.
     #[default]
     Auto,
-    /// This one or an error. `Staged` and `Cached` can be had; `Direct` is refused in this version.
+    /// This one or an error: `Direct`, `Staged` or `Cached`. What fills no whole block at the ends of a range goes as it can.
     Require(Path),
 }
 
@@ -68,7 +69,7 @@ impl FromStr for PathPolicy {
             "cached" => Self::Require(Path::Cached),
             _ => {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("'{}' is no path", crate::base::error::printable(text)))
-                    .with_hint("use auto, staged or cached"));
+                    .with_hint("use auto, direct, staged or cached"));
             }
         })
     }
@@ -81,6 +82,8 @@ pub enum Source {
     Drive,
     /// The page cache.
     PageCache,
+    /// The drive, whose DMA engine reads and writes a device's memory by itself.
+    Direct,
 }
 
 /// A range of a file, where its bytes come from or go to, and why.
@@ -103,24 +106,33 @@ pub struct FileFacts {
     pub length: u64,
     /// What `O_DIRECT` demands; `None` where it is refused.
     pub direct: Option<DirectRules>,
+    /// What the direct path demands; `None` where there is none.
+    pub peer: Option<DirectRules>,
+    /// Whether the direct path has a window for what cannot go in place.
+    pub window: bool,
 }
 
 /// Residency is decided in windows of this many bytes, aligned in the file. Large enough that both kinds of
 /// transfer reach full speed within one, small enough that a half-cached file gains.
 const WINDOW_BYTES: u64 = 16 << 20;
 
-/// Refuses what can be known to be impossible without looking at a file.
+/// Refuses what can be known to be impossible without looking at a file. `has_direct` says whether the session has an engine
+/// for the direct path.
 ///
 /// # Errors
 /// [`PathUnavailable`](ErrorKind::PathUnavailable) with the missing piece, or
 /// [`InvalidInput`](ErrorKind::InvalidInput) for a path that cannot be required.
-pub fn check(policy: PathPolicy, memory: MemoryKind) -> Result<()> {
+pub fn check(policy: PathPolicy, memory: MemoryKind, has_direct: bool) -> Result<()> {
+    let unavailable = |message: &str, hint: &str| Err(Error::new(ErrorKind::PathUnavailable, message).with_hint(hint));
     match policy {
-        PathPolicy::Require(Path::Direct) => {
-            let beside = if memory.is_host_accessible() { ", and it would lead to GPU memory alone" } else { "" };
-            let message = format!("this version of Thruway has no engine for the direct path{beside}");
-            Err(Error::new(ErrorKind::PathUnavailable, message).with_hint("require staged or cached, or use auto"))
-        }
+        PathPolicy::Require(Path::Direct) if memory.is_host() => unavailable(
+            "the direct path leads to a device's memory, and this is the host's",
+            "name a device, require staged or cached, or use auto",
+        ),
+        PathPolicy::Require(Path::Direct) if !has_direct => unavailable(
+            "this version of Thruway has no engine for the direct path to this memory",
+            "require staged or cached, or use auto",
+        ),
         PathPolicy::Require(path @ (Path::Unverified | Path::Plain)) => {
             Err(Error::new(ErrorKind::InvalidInput, format!("'{path}' is an outcome and cannot be required"))
                 .with_hint("require staged or cached, or use auto"))
@@ -137,20 +149,33 @@ pub fn read_spans(
     facts: FileFacts,
     extent: Extent,
     policy: PathPolicy,
+    reach: &Reach,
     residency: &dyn Fn(Extent) -> Residency,
 ) -> Result<Vec<Span>> {
-    if let Some(span) = required(facts, extent, policy)? {
+    if let Some(span) = required(facts, extent, policy, reach)? {
         return Ok(vec![span]);
     }
-    if facts.direct.is_none() {
-        return Ok(vec![span(extent, Source::PageCache, "the filesystem refuses O_DIRECT")]);
+    if let Reach::Direct { beats_cache: true, reason, .. } = reach {
+        return Ok(vec![span(extent, Source::Direct, reason)]);
     }
+    let past_cache = match (reach, facts.direct) {
+        (Reach::Direct { .. }, _) => Source::Direct,
+        (_, Some(_)) => Source::Drive,
+        (_, None) => return Ok(vec![span(extent, Source::PageCache, &beside("the filesystem refuses O_DIRECT", reach))]),
+    };
     let mut spans: Vec<Span> = Vec::new();
-    let decide = |extent: Extent, residency: Residency| match residency {
-        Residency::All => span(extent, Source::PageCache, "in the page cache"),
-        Residency::None => span(extent, Source::Drive, "not in the page cache"),
-        Residency::Some => span(extent, Source::Drive, "only partly in the page cache"),
-        Residency::Unknown => span(extent, Source::Drive, "the kernel does not tell what the page cache holds"),
+    let decide = |extent: Extent, residency: Residency| {
+        let (source, why) = match residency {
+            Residency::All => (Source::PageCache, "in the page cache"),
+            Residency::None => (past_cache, "not in the page cache"),
+            Residency::Some => (past_cache, "only partly in the page cache"),
+            Residency::Unknown => (past_cache, "the kernel does not tell what the page cache holds"),
+        };
+        match (source, reach) {
+            // Where it would have been possible, nothing is to be said of what was not needed.
+            (Source::PageCache, Reach::Direct { .. }) => span(extent, source, why),
+            _ => span(extent, source, &beside(why, reach)),
+        }
     };
     match residency(extent) {
         Residency::Some => {
@@ -175,18 +200,24 @@ pub fn read_spans(
 ///
 /// # Errors
 /// [`PathUnavailable`](ErrorKind::PathUnavailable) if the policy requires what the filesystem refuses.
-pub fn write_span(facts: FileFacts, extent: Extent, policy: PathPolicy) -> Result<Span> {
-    if let Some(span) = required(facts, extent, policy)? {
+pub fn write_span(facts: FileFacts, extent: Extent, policy: PathPolicy, reach: &Reach) -> Result<Span> {
+    if let Some(span) = required(facts, extent, policy, reach)? {
         return Ok(span);
     }
-    Ok(match facts.direct {
-        Some(_) => span(extent, Source::Drive, "a new file is written past the page cache"),
-        None => span(extent, Source::PageCache, "the filesystem refuses O_DIRECT"),
+    Ok(match (reach, facts.direct) {
+        (Reach::Direct { reason, .. }, _) => span(extent, Source::Direct, reason),
+        (_, Some(_)) => span(extent, Source::Drive, &beside("a new file is written past the page cache", reach)),
+        (_, None) => span(extent, Source::PageCache, &beside("the filesystem refuses O_DIRECT", reach)),
     })
 }
 
-fn required(facts: FileFacts, extent: Extent, policy: PathPolicy) -> Result<Option<Span>> {
+fn required(facts: FileFacts, extent: Extent, policy: PathPolicy, reach: &Reach) -> Result<Option<Span>> {
     match policy {
+        PathPolicy::Require(Path::Direct) => match reach {
+            Reach::Direct { reason, .. } => Ok(Some(span(extent, Source::Direct, reason))),
+            Reach::Refused(refusal) => Err(refusal.to_error()),
+            Reach::Moot => Ok(None),
+        },
         PathPolicy::Require(Path::Staged) if facts.direct.is_none() => {
             Err(Error::new(ErrorKind::PathUnavailable, "the staged path needs O_DIRECT, which this filesystem refuses")
                 .with_hint("use --path cached or auto, or put the file on ext4 or xfs"))
@@ -199,6 +230,15 @@ fn required(facts: FileFacts, extent: Extent, policy: PathPolicy) -> Result<Opti
     }
 }
 
+/// A reason, and beside it what was found out of the direct path.
+fn beside(why: &str, reach: &Reach) -> String {
+    match reach {
+        Reach::Moot => why.to_owned(),
+        Reach::Direct { reason, .. } => format!("{why}; {reason}"),
+        Reach::Refused(refusal) => format!("{why}; not direct: {}", refusal.reason),
+    }
+}
+
 fn span(extent: Extent, source: Source, reason: &str) -> Span {
     Span { extent, source, ring_only: false, reason: reason.into() }
 }
@@ -207,10 +247,11 @@ fn span(extent: Extent, source: Source, reason: &str) -> Span {
 mod tests {
     use super::*;
     use crate::base::Alignment;
+    use crate::io::direct::Refusal;
 
-    const DIRECT: FileFacts =
-        FileFacts { length: 100 << 20, direct: Some(DirectRules { memory: Alignment::PAGE, offset: Alignment::PAGE }) };
-    const REFUSED: FileFacts = FileFacts { length: 100 << 20, direct: None };
+    const RULES: DirectRules = DirectRules { memory: Alignment::PAGE, offset: Alignment::PAGE };
+    const DIRECT: FileFacts = FileFacts { length: 100 << 20, direct: Some(RULES), peer: None, window: false };
+    const REFUSED: FileFacts = FileFacts { length: 100 << 20, direct: None, peer: None, window: false };
     const ALL: Extent = Extent::new(8, (100 << 20) - 8);
 
     #[test]
@@ -222,7 +263,7 @@ mod tests {
             (_, true) => Residency::None,
             _ => Residency::Some,
         };
-        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &residency).expect("possible");
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &Reach::Moot, &residency).expect("possible");
         let sources: Vec<Source> = spans.iter().map(|span| span.source).collect();
         assert_eq!(sources, [Source::PageCache, Source::Drive, Source::Drive]);
         assert_eq!(spans[0].extent, Extent::new(8, (32 << 20) - 8));
@@ -232,31 +273,65 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_read_from_the_drive() {
-        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &|_| Residency::Unknown).expect("possible");
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &Reach::Moot, &|_| Residency::Unknown).expect("possible");
         assert_eq!(spans[0].source, Source::Drive);
     }
 
     #[test]
     fn a_filesystem_without_o_direct_goes_through_the_page_cache_and_says_so() {
-        let spans = read_spans(REFUSED, ALL, PathPolicy::Auto, &|_| Residency::None).expect("possible");
+        let spans = read_spans(REFUSED, ALL, PathPolicy::Auto, &Reach::Moot, &|_| Residency::None).expect("possible");
         assert_eq!(spans[0].source, Source::PageCache);
         assert!(spans[0].reason.contains("O_DIRECT"));
-        let error = read_spans(REFUSED, ALL, PathPolicy::Require(Path::Staged), &|_| Residency::None).expect_err("refused");
+        let error =
+            read_spans(REFUSED, ALL, PathPolicy::Require(Path::Staged), &Reach::Moot, &|_| Residency::None).expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::PathUnavailable);
-        assert_eq!(write_span(REFUSED, ALL, PathPolicy::Auto).expect("possible").source, Source::PageCache);
+        assert_eq!(write_span(REFUSED, ALL, PathPolicy::Auto, &Reach::Moot).expect("possible").source, Source::PageCache);
     }
 
     #[test]
-    fn the_direct_path_is_refused_and_outcomes_cannot_be_required() {
-        let error = check(PathPolicy::Require(Path::Direct), MemoryKind::Host).expect_err("no engine");
-        assert!(error.to_string().contains("no engine"), "{error}");
+    fn a_drive_that_reaches_the_device_is_taken_past_the_page_cache_and_over_it_only_where_that_pays() {
+        let reach = |beats_cache| Reach::Direct { rules: RULES, beats_cache, reason: "tried".into() };
+        let sources = |policy, beats_cache, residency| {
+            let spans = read_spans(DIRECT, ALL, policy, &reach(beats_cache), &|_| residency).expect("possible");
+            (spans[0].source, spans[0].reason.contains("tried"))
+        };
+        assert_eq!(sources(PathPolicy::Auto, false, Residency::None), (Source::Direct, true));
+        assert_eq!(sources(PathPolicy::Auto, false, Residency::All), (Source::PageCache, false));
+        assert_eq!(sources(PathPolicy::Auto, true, Residency::All), (Source::Direct, true));
+        assert_eq!(sources(PathPolicy::Require(Path::Direct), false, Residency::All), (Source::Direct, true));
+        assert_eq!(sources(PathPolicy::Require(Path::Staged), true, Residency::None), (Source::Drive, false));
+        assert_eq!(write_span(DIRECT, ALL, PathPolicy::Auto, &reach(false)).expect("possible").source, Source::Direct);
+    }
+
+    #[test]
+    fn a_drive_that_does_not_reach_the_device_is_an_error_where_it_must_and_a_reason_where_it_need_not() {
+        let reach = Reach::Refused(Refusal { reason: "no bridge".into(), hint: "move it".into() });
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &reach, &|_| Residency::None).expect("possible");
+        assert_eq!((spans[0].source, &*spans[0].reason), (Source::Drive, "not in the page cache; not direct: no bridge"));
+        let policy = PathPolicy::Require(Path::Direct);
+        for error in [
+            read_spans(DIRECT, ALL, policy, &reach, &|_| Residency::None).expect_err("it must be direct"),
+            write_span(DIRECT, ALL, policy, &reach).expect_err("it must be direct"),
+        ] {
+            assert_eq!((error.kind(), error.hint()), (ErrorKind::PathUnavailable, Some("move it")));
+            assert!(error.message().contains("no bridge"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_direct_path_needs_a_device_and_an_engine_and_outcomes_cannot_be_required() {
+        let error = check(PathPolicy::Require(Path::Direct), MemoryKind::Host, true).expect_err("the host's memory");
+        assert!(error.message().contains("this is the host's"), "{error}");
+        let error = check(PathPolicy::Require(Path::Direct), MemoryKind::Gpu(0), false).expect_err("no engine");
+        assert!(error.message().contains("no engine"), "{error}");
         assert_eq!(error.kind(), ErrorKind::PathUnavailable);
+        check(PathPolicy::Require(Path::Direct), MemoryKind::Gpu(0), true).expect("to be seen file by file");
         for path in [Path::Plain, Path::Unverified] {
             assert_eq!(
-                check(PathPolicy::Require(path), MemoryKind::Host).expect_err("an outcome").kind(),
+                check(PathPolicy::Require(path), MemoryKind::Host, true).expect_err("an outcome").kind(),
                 ErrorKind::InvalidInput
             );
         }
-        check(PathPolicy::Require(Path::Cached), MemoryKind::Host).expect("possible");
+        check(PathPolicy::Require(Path::Cached), MemoryKind::Host, false).expect("possible");
     }
 }

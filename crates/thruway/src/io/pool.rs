@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Engine;
+use super::direct::DirectPath;
 use super::engine::{Posix, Uring};
 use super::layer::{Exact, Monitored};
 use super::policy::Source;
@@ -31,7 +32,7 @@ pub trait EngineFactory: Send + Sync + Debug {
 }
 
 /// The operating system's engines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OsEngines {
     /// Which engine reads and writes past the page cache.
     pub choice: EngineChoice,
@@ -39,6 +40,8 @@ pub struct OsEngines {
     pub depth: usize,
     /// How many threads copy out of the page cache.
     pub threads: usize,
+    /// How drives reach a device's memory, if they do.
+    pub direct: Option<Arc<dyn DirectPath>>,
 }
 
 impl EngineFactory for OsEngines {
@@ -46,6 +49,9 @@ impl EngineFactory for OsEngines {
         let posix = |lanes, note| Made { engine: Box::new(Posix::new(lanes)), note };
         if source == Source::PageCache {
             return Ok(posix(self.threads, None));
+        }
+        if let (Source::Direct, Some(direct)) = (source, &self.direct) {
+            return direct.make();
         }
         // A thread waits for one drive request at a time, so depth takes as many threads.
         let direct_lanes = self.depth.min(32);

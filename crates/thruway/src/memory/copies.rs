@@ -1,4 +1,4 @@
-//! The second hop: copies between slots of the ring and the memory that was asked for.
+//! The second hop: copies between slots of the ring, or of a window in a GPU's own memory, and the memory that was asked for.
 //!
 //! To and from host memory a copy is done when the call returns. To and from a GPU it is queued on a stream and done when
 //! a [`Fence`] says so; until then the fence holds both regions, so neither is freed under the copy engine.
@@ -80,7 +80,7 @@ impl Copies {
         Self { streams, events: Events::default(), to_gpu: Vec::new(), to_host: Vec::new() }
     }
 
-    /// Queues a copy of the whole of `from` to the start of `to`, one of them in a GPU's memory. It is done when a fence made
+    /// Queues a copy of the whole of `from` to the start of `to`, one of them at least in a GPU's memory. It is done when a fence made
     /// afterwards is.
     ///
     /// # Errors
@@ -120,6 +120,13 @@ impl Copies {
                 // SAFETY: as above.
                 unsafe { streams.to_host.copy_to_host(to.address() as *mut u8, from.address() as u64, from.len())? };
                 self.to_host.push((from.clone(), to.clone()));
+            }
+            (MemoryKind::Gpu(ordinal), MemoryKind::Gpu(same)) if ordinal == same => {
+                let streams = self.streams(ordinal)?;
+                // Beside what goes to the GPU: both are on their way into its memory, and only one of them is under way.
+                // SAFETY: as above.
+                unsafe { streams.to_gpu.copy_within_gpu(to.address() as u64, from.address() as u64, from.len())? };
+                self.to_gpu.push((from.clone(), to.clone()));
             }
             (from_kind, to_kind) => {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("no copy from {from_kind:?} to {to_kind:?} memory")));

@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::region::{Claims, Region};
-use super::{Memory, MemoryKind};
+use super::{Memory, MemoryKind, SlabSource};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::cuda::Gpu;
 
 /// Who frees a block's bytes.
 enum Owner {
-    /// Allocated here, freed here.
-    Owned,
+    /// Allocated here, freed here: the address that the driver gave, which the block may begin a little behind.
+    Owned { allocation: u64 },
     /// A value that the caller lent; dropping it ends the loan.
     Lent { _keep_alive: Box<dyn Any + Send + Sync> },
 }
@@ -48,6 +48,10 @@ unsafe impl Memory for GpuBlock {
         self.len
     }
 
+    fn is_owned(&self) -> bool {
+        matches!(self.owner, Owner::Owned { .. }) && self.len > 0
+    }
+
     fn claims(&self) -> &Claims {
         &self.claims
     }
@@ -55,11 +59,34 @@ unsafe impl Memory for GpuBlock {
 
 impl Drop for GpuBlock {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::Owned) && self.len > 0 {
+        // Before the memory goes: whoever frees memory that a drive may still write to has lost it, or waits for ever.
+        self.claims.unregister();
+        if let Owner::Owned { allocation } = self.owner
+            && self.len > 0
+        {
             // SAFETY: allocated by `GpuBuffer::new`, and no region of the block is left. If the call fails, the context is
             // gone and with it the memory, so there is nothing left to do.
-            drop(unsafe { self.gpu.free(self.address) });
+            drop(unsafe { self.gpu.free(allocation) });
         }
+    }
+}
+
+/// Slabs of a GPU's own memory: a window through which drives reach memory that they cannot reach in place.
+#[derive(Debug)]
+pub struct GpuSlabs {
+    gpu: Arc<Gpu>,
+}
+
+impl GpuSlabs {
+    /// Slabs on this GPU.
+    pub fn new(gpu: Arc<Gpu>) -> Self {
+        Self { gpu }
+    }
+}
+
+impl SlabSource for GpuSlabs {
+    fn allocate(&self, len: usize) -> Result<Arc<dyn Memory>> {
+        Ok(GpuBuffer::on_a_page(&self.gpu, len)?.block)
     }
 }
 
@@ -85,8 +112,29 @@ impl GpuBuffer {
                 }
             })?;
         }
-        let block = GpuBlock { gpu: Arc::clone(gpu), address, len, owner: Owner::Owned, claims: Claims::default() };
+        let block = GpuBlock {
+            gpu: Arc::clone(gpu),
+            address,
+            len,
+            owner: Owner::Owned { allocation: address },
+            claims: Claims::default(),
+        };
         Ok(Self { block: Arc::new(block) })
+    }
+
+    /// The same, beginning on a page. The driver aligns large allocations so by itself, and promises 256 bytes.
+    fn on_a_page(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+        const PAGE: usize = 4096;
+        let exact = Self::new(gpu, len)?;
+        if exact.block.address.is_multiple_of(PAGE as u64) {
+            return Ok(exact);
+        }
+        drop(exact);
+        let mut larger = Self::new(gpu, len + PAGE)?;
+        if let Some(block) = Arc::get_mut(&mut larger.block) {
+            (block.address, block.len) = (block.address.next_multiple_of(PAGE as u64), len);
+        }
+        Ok(larger)
     }
 
     /// Memory that the caller lends: `keep_alive` is dropped when the buffer and its last region are gone.
@@ -121,7 +169,7 @@ impl GpuBuffer {
 
     /// Whether the memory is this buffer's own, and nothing claims any of it.
     pub(crate) fn is_owned_and_free(&self) -> bool {
-        matches!(self.block.owner, Owner::Owned) && !self.block.claims.any_at_all()
+        matches!(self.block.owner, Owner::Owned { .. }) && !self.block.claims.any_at_all()
     }
 
     /// A writable claim on `range`: the destination of a read from storage.

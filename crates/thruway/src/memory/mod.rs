@@ -16,22 +16,24 @@
 mod copies;
 mod gpu;
 mod host;
+mod peer;
 mod pinned;
 mod region;
 mod ring;
 
 pub use copies::{Copies, CopyStreams, Fence};
-pub use gpu::GpuBuffer;
+pub use gpu::{GpuBuffer, GpuSlabs};
 pub(crate) use host::HostBlock;
 pub use host::HostBuffer;
+pub use peer::{PeerBuffer, PeerMemory};
 pub use pinned::PinnedSlabs;
 pub(crate) use region::Filling;
-pub use region::{Access, Region};
+pub use region::{Access, Region, Registration};
 pub use ring::{Ring, RingSettings, Slot};
 
 use std::fmt::Debug;
 
-use crate::base::{Error, ErrorKind, Result};
+use crate::base::{Error, ErrorKind, PciAddress, Result};
 
 /// Which memory a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,15 +44,22 @@ pub enum MemoryKind {
     Pinned,
     /// Memory of the GPU with this CUDA ordinal.
     Gpu(u32),
+    /// Memory that this PCI device publishes, mapped: the CPU reaches it, uncached.
+    Peer(PciAddress),
 }
 
 impl MemoryKind {
     /// Whether the CPU can read and write the memory at its address.
     pub const fn is_host_accessible(self) -> bool {
         match self {
-            Self::Host | Self::Pinned => true,
+            Self::Host | Self::Pinned | Self::Peer(_) => true,
             Self::Gpu(_) => false,
         }
+    }
+
+    /// Whether it is the host's own memory, which every drive reaches.
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::Host | Self::Pinned)
     }
 }
 
@@ -64,6 +73,8 @@ pub enum Device {
     Host,
     /// The memory of the GPU with this CUDA ordinal.
     Cuda(u32),
+    /// The memory that the PCI device at this address publishes for the DMA of others.
+    Pci(PciAddress),
 }
 
 impl std::fmt::Display for Device {
@@ -72,6 +83,7 @@ impl std::fmt::Display for Device {
             Self::Auto => write!(f, "auto"),
             Self::Host => write!(f, "host"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Pci(address) => write!(f, "pci:{address}"),
         }
     }
 }
@@ -84,9 +96,11 @@ impl std::str::FromStr for Device {
             "auto" => Ok(Self::Auto),
             "host" | "cpu" => Ok(Self::Host),
             "cuda" => Ok(Self::Cuda(0)),
+            _ if text.starts_with("pci:") => text["pci:".len()..].parse().map(Self::Pci),
             _ => text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()).map(Self::Cuda).ok_or_else(|| {
                 let shown = crate::base::error::printable(text);
-                Error::new(ErrorKind::InvalidInput, format!("'{shown}' is no device")).with_hint("use auto, host or cuda:N")
+                Error::new(ErrorKind::InvalidInput, format!("'{shown}' is no device"))
+                    .with_hint("use auto, host, cuda:N or pci:ADDRESS")
             }),
         }
     }
@@ -99,6 +113,8 @@ pub enum Buffer {
     Host(HostBuffer),
     /// In a GPU's memory.
     Gpu(GpuBuffer),
+    /// In memory that a PCI device publishes.
+    Peer(PeerBuffer),
 }
 
 impl Buffer {
@@ -107,12 +123,25 @@ impl Buffer {
         match self {
             Self::Host(buffer) => buffer.len(),
             Self::Gpu(buffer) => buffer.len(),
+            Self::Peer(buffer) => buffer.len(),
         }
     }
 
     /// Whether the buffer holds no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The bytes, where the CPU may look at them.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if they lie in a device's memory, or while a transfer fills them.
+    pub fn bytes(&self) -> Result<&[u8]> {
+        match self {
+            Self::Host(buffer) => buffer.bytes(),
+            Self::Gpu(_) | Self::Peer(_) => Err(Error::new(ErrorKind::InvalidInput, "the bytes lie in a device's memory")
+                .with_hint("copy them to the host first")),
+        }
     }
 
     /// A writable claim on `range`.
@@ -123,6 +152,7 @@ impl Buffer {
         match self {
             Self::Host(buffer) => buffer.region(range),
             Self::Gpu(buffer) => buffer.region(range),
+            Self::Peer(buffer) => buffer.region(range),
         }
     }
 
@@ -134,6 +164,7 @@ impl Buffer {
         match self {
             Self::Host(buffer) => buffer.source(range),
             Self::Gpu(buffer) => buffer.source(range),
+            Self::Peer(buffer) => buffer.source(range),
         }
     }
 }
@@ -147,6 +178,12 @@ impl From<HostBuffer> for Buffer {
 impl From<GpuBuffer> for Buffer {
     fn from(buffer: GpuBuffer) -> Self {
         Self::Gpu(buffer)
+    }
+}
+
+impl From<PeerBuffer> for Buffer {
+    fn from(buffer: PeerBuffer) -> Self {
+        Self::Peer(buffer)
     }
 }
 
@@ -166,6 +203,10 @@ pub unsafe trait Memory: Send + Sync + Debug {
     /// Whether the block holds no byte.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// Whether the memory was allocated here for this block alone, so that it may be made known to a drive's DMA engine.
+    fn is_owned(&self) -> bool {
+        false
     }
     /// The block's claim counters.
     fn claims(&self) -> &region::Claims;

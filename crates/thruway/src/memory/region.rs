@@ -1,10 +1,11 @@
 //! Regions: byte ranges of a block, each a counted claim on it.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::{Memory, MemoryKind};
 use crate::base::{Error, ErrorKind, Result};
@@ -25,7 +26,12 @@ pub struct Claims {
     writable: AtomicUsize,
     /// Ranges that do not overlap: start to end, in bytes from the block's start.
     filling: Mutex<BTreeMap<usize, usize>>,
+    /// What makes the block known to drives, or that it cannot be made known; empty while nobody has asked.
+    registration: OnceLock<Option<Registration>>,
 }
+
+/// What makes a block known to drives, whose DMA engines may then fill it. Dropping it makes the block unknown again.
+pub type Registration = Box<dyn Any + Send + Sync>;
 
 impl Claims {
     fn counter(&self, access: Access) -> &AtomicUsize {
@@ -42,6 +48,11 @@ impl Claims {
     /// Whether a claim of this kind lives. Acquire: whoever sees none also sees what its holders wrote.
     pub fn any(&self, access: Access) -> bool {
         self.counter(access).load(Ordering::Acquire) != 0
+    }
+
+    /// Ends the block's registration, before its memory is freed.
+    pub(super) fn unregister(&mut self) {
+        drop(self.registration.take());
     }
 
     /// Whether a claim of either kind lives.
@@ -179,6 +190,24 @@ impl Region {
     /// The address of its first byte, in the address space of its kind.
     pub fn address(&self) -> usize {
         self.memory.address() + self.start
+    }
+
+    /// The address of the first byte of the region's block.
+    pub fn block_address(&self) -> usize {
+        self.memory.address()
+    }
+
+    /// Makes the region's block known to drives, if nobody has tried before: `make` is given its address and length, and gives
+    /// `None` if that cannot be. What a caller lent is never made known, because nobody can say how it was allocated. Whether
+    /// the block is known.
+    pub(crate) fn register(&self, make: impl FnOnce(usize, usize) -> Option<Registration>) -> bool {
+        let (address, len) = (self.memory.address(), self.memory.len());
+        self.memory.is_owned() && self.memory.claims().registration.get_or_init(|| make(address, len)).is_some()
+    }
+
+    /// Whether the region's block is known to drives.
+    pub fn is_registered(&self) -> bool {
+        self.memory.claims().registration.get().is_some_and(Option::is_some)
     }
 
     /// The part of the region that `range` names, in bytes from the region's start.

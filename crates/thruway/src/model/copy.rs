@@ -1,4 +1,5 @@
-//! Copying a model: to one file, to other shards, or as it is; through two windows of memory whatever its size.
+//! Copying a model: to one file, to other shards, or as it is; through two windows of memory whatever its size. The windows
+//! lie in the memory of a PCI device if the session is for one, and then the host need not carry the bytes.
 //! The copy is laid out for direct I/O, and complete and durable before it is visible.
 
 use std::collections::{BTreeMap, HashSet};
@@ -10,7 +11,7 @@ use super::save::{Form, ShardPlan, Writer, index_of, plan_shards};
 use super::stream::{StreamOptions, StreamWindow, WINDOW_BYTES, stream};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::format::safetensors::{Index, TensorSpec, shard_file_name};
-use crate::io::policy::PathPolicy;
+use crate::io::policy::{Path as TransferPath, PathPolicy};
 use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
 
 /// How to copy.
@@ -31,7 +32,7 @@ impl CopyOptions {
         self
     }
 
-    /// Which path the source is read by, instead of the session's.
+    /// Which path the source is read by, instead of the session's. If it must be the direct one, the copy is written so too.
     #[must_use]
     pub fn path(mut self, policy: PathPolicy) -> Self {
         self.read_policy = Some(policy);
@@ -70,11 +71,14 @@ impl Model {
     fn copy_by(&self, target: &Path, options: CopyOptions, window_bytes: u64) -> Result<(Receipt, Receipt)> {
         let (form, shards, index) = self.copy_plan(options.max_shard_bytes)?;
         let cancel = options.transfer.cancel.clone();
-        let write = TransferOptions { cancel, ..TransferOptions::default() };
-        let read = TransferOptions { policy: options.read_policy.unwrap_or(self.policy), ..write.clone() };
+        let policy = options.read_policy.unwrap_or(self.policy);
+        // What comes from the drive directly goes to one directly too. Else the way to the target is free.
+        let write_policy = if policy == PathPolicy::Require(TransferPath::Direct) { policy } else { PathPolicy::Auto };
+        let write = TransferOptions { cancel, policy: write_policy, ..TransferOptions::default() };
+        let read = TransferOptions { policy, ..write.clone() };
         let (writer, mut written) = Writer::begin(&self.context, target, form, shards, index, &write)?;
         let mut moved = 0;
-        let read = StreamOptions { transfer: read, window_bytes };
+        let read = StreamOptions { transfer: read, window_bytes, in_host_memory: false };
         let read = stream(self, &read, |StreamWindow { buffer, parts }| {
             let mut moves: Vec<Move> = Vec::with_capacity(parts.len());
             for part in &parts {
@@ -168,7 +172,7 @@ mod tests {
     impl EngineFactory for FaultyEngines {
         fn make(&self, source: StorageSide) -> Result<Made> {
             let choice = crate::base::settings::EngineChoice::Posix;
-            let Made { engine, note } = OsEngines { choice, depth: 4, threads: 2 }.make(source)?;
+            let Made { engine, note } = OsEngines { choice, depth: 4, threads: 2, direct: None }.make(source)?;
             Ok(Made { engine: Box::new(Faulty::new(engine, self.0.clone())), note })
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! The tensors of a file share allocations. On a GPU they lie one after the other, each aligned for kernels, and while the
 //! first are filled the next are allocated. In host memory tensors lie as they do in their file, at the same distance from a
-//! page boundary, so that `O_DIRECT` brings them straight to their places and neighbours stay neighbours; only a tensor
+//! page boundary, so that `O_DIRECT` brings them straight to their places and neighbours stay neighbours (and so in the memory
+//! that a PCI device publishes, which a drive fills directly in the same way); only a tensor
 //! that lies in its file as no number should lie in memory is placed at the next cache line.
 
 use std::cell::RefCell;
@@ -12,13 +13,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::entry::ModelEntry;
+use super::home::Home;
 use super::open::{Model, ModelFile};
 use super::tensors::{Tensor, Tensors};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
-use crate::cuda::{CallerStream, Gpu};
+use crate::cuda::CallerStream;
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
-use crate::memory::{Buffer, GpuBuffer, HostBuffer, Region};
+use crate::memory::{Buffer, Region};
 use crate::transfer::{Batch, Cancel, Move, Progress, Receipt, TransferOptions, run_batches};
 
 /// What the address of a tensor in host memory is a multiple of, at least: the longest element. Most files of other writers
@@ -32,7 +34,7 @@ const TENSOR_ALIGNMENT: u64 = 64;
 /// Where a tensor in GPU memory begins: what the driver's own allocations are aligned to, and what kernels are tuned for.
 const GPU_TENSOR_ALIGNMENT: u64 = 256;
 
-/// How much GPU memory is allocated at a time, while what was allocated before is filled: on an H200 the driver takes up to
+/// How much of a device's memory is allocated at a time, while what was allocated before is filled: on an H200 the driver takes up to
 /// 6 ms for so much, and a load out of the page cache 10. It is also what a tensor can at most keep alive with it.
 const GROUP_BYTES: u64 = 512 << 20;
 
@@ -223,32 +225,28 @@ impl Model {
         let items = self.items(&options)?;
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
-        let gpu = self.context.streams.as_ref().map(|streams| streams.gpu());
-        let shared_bytes = options.shared_bytes.unwrap_or(if gpu.is_some() { GROUP_BYTES } else { u64::MAX });
-        let mut groups = groups(&items, given, gpu.is_some(), shared_bytes);
-        reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), gpu);
-        let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
-        match gpu {
-            // How much the caller's allocator has is for it to say.
-            _ if options.allocator.is_some() => {}
-            Some(gpu) => gpu.ensure_bytes(allocated)?,
-            None => {
-                let moved: u64 = items.iter().map(|item| item.rows.bytes()).sum();
-                let staged = options.transfer.policy != PathPolicy::Require(crate::io::policy::Path::Cached);
-                // Chunks of a small load are small.
-                let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
-                crate::storage::ensure_host_bytes(allocated + staging)?;
-            }
+        let home = Home::of(&self.context);
+        let shared_bytes = options.shared_bytes.unwrap_or(if matches!(home, Home::Host) { u64::MAX } else { GROUP_BYTES });
+        let mut groups = groups(&items, given, home, shared_bytes);
+        reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), home);
+        // How much the caller's allocator has is for it to say.
+        if options.allocator.is_none() {
+            let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
+            let moved: u64 = items.iter().map(|item| item.rows.bytes()).sum();
+            let staged = options.transfer.policy != PathPolicy::Require(crate::io::policy::Path::Cached);
+            // Chunks of a small load are small.
+            let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
+            home.ensure_bytes(allocated, staging)?;
         }
         let places = places_of(&groups, items.len());
         let filled: RefCell<Vec<Buffer>> = RefCell::default();
         let allocator = RefCell::new(options.allocator.take());
         let mut batches: Vec<Batch<'_>> = Vec::new();
-        for batch in batched(groups, &items, gpu.is_some()) {
+        for batch in batched(groups, &items, home.is_gpu()) {
             let (items, filled, allocator) = (&items, &filled, &allocator);
             batches.push(Box::new(move || {
                 let mut moves = Vec::new();
-                for (mut buffer, places) in allocate(batch, items, gpu, allocator.borrow_mut().as_mut())? {
+                for (mut buffer, places) in allocate(batch, items, home, allocator.borrow_mut().as_mut())? {
                     for (item, range) in places {
                         let region = buffer.region(range)?;
                         self.add_moves(&items[item], &region, &mut moves);
@@ -403,7 +401,7 @@ struct Group {
 }
 
 /// Deals the items into buffers: the caller's, or some for each file, which several share up to so many bytes.
-fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool, shared_bytes: u64) -> Vec<Group> {
+fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, home: Home<'_>, shared_bytes: u64) -> Vec<Group> {
     let to_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let mut groups: Vec<Group> = Vec::new();
     let mut open: Option<Group> = None;
@@ -413,11 +411,15 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool, shared_b
             continue;
         }
         let start_in = |group: &Group| {
-            if on_gpu {
-                return group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT;
-            }
             // A slice begins elsewhere than its tensor.
-            next_place(group.bytes, item.rows.first.offset, item.rows.bytes())
+            match home {
+                Home::Gpu(_) => group.bytes.div_ceil(GPU_TENSOR_ALIGNMENT) * GPU_TENSOR_ALIGNMENT,
+                // What would be staged for a first tensor in another place would be its neighbours' ends too.
+                Home::Peer(_) if group.bytes == 0 && item.rows.first.offset.is_multiple_of(TENSOR_ALIGNMENT_MIN) => {
+                    item.rows.first.offset % Alignment::PAGE.bytes()
+                }
+                _ => next_place(group.bytes, item.rows.first.offset, item.rows.bytes()),
+            }
         };
         if open.as_ref().is_some_and(|group| start_in(group).saturating_add(item.rows.bytes()) > shared_bytes) {
             groups.extend(open.take());
@@ -437,12 +439,8 @@ fn groups(items: &[Item<'_>], given: Vec<Option<Buffer>>, on_gpu: bool, shared_b
 
 /// Gives groups the buffers of an earlier load that have just their length. The others are freed. What a caller lent is
 /// the caller's, and what is claimed may still be written to a file.
-fn reuse(groups: &mut [Group], mut buffers: Vec<Buffer>, gpu: Option<&Arc<Gpu>>) {
-    buffers.retain(|buffer| match (buffer, gpu) {
-        (Buffer::Host(buffer), None) => buffer.is_owned_and_free(),
-        (Buffer::Gpu(buffer), Some(gpu)) => buffer.gpu().ordinal() == gpu.ordinal() && buffer.is_owned_and_free(),
-        _ => false,
-    });
+fn reuse(groups: &mut [Group], mut buffers: Vec<Buffer>, home: Home<'_>) {
+    buffers.retain(|buffer| home.may_reuse(buffer));
     for group in groups.iter_mut().filter(|group| group.given.is_none()) {
         if let Some(at) = buffers.iter().position(|buffer| buffer.len() as u64 == group.bytes) {
             group.given = Some(buffers.swap_remove(at));
@@ -485,7 +483,7 @@ fn batched(groups: Vec<Group>, items: &[Item<'_>], on_gpu: bool) -> Vec<Vec<Grou
 fn allocate(
     groups: Vec<Group>,
     items: &[Item<'_>],
-    gpu: Option<&Arc<Gpu>>,
+    home: Home<'_>,
     allocator: Option<&mut Allocator>,
 ) -> Result<Vec<(Buffer, Vec<Placed>)>> {
     let to_usize = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -507,10 +505,9 @@ fn allocate(
         supplied = buffers.into_iter();
     }
     let buffer = |group: Group| {
-        let buffer = match (group.given.or_else(|| supplied.next()), gpu) {
-            (Some(buffer), _) => buffer,
-            (None, Some(gpu)) => GpuBuffer::new(gpu, to_usize(group.bytes))?.into(),
-            (None, None) => HostBuffer::new(to_usize(group.bytes))?.into(),
+        let buffer = match group.given.or_else(|| supplied.next()) {
+            Some(buffer) => buffer,
+            None => home.allocate(to_usize(group.bytes))?,
         };
         Ok((buffer, group.places))
     };
@@ -534,6 +531,7 @@ fn next_place(cursor: u64, offset: u64, bytes: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::format::safetensors::Dtype;
+    use crate::memory::HostBuffer;
 
     fn entry(dtype: Dtype, shape: &[u64], offset: u64) -> ModelEntry {
         let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
@@ -580,7 +578,7 @@ mod tests {
         let (mut claimed, lent) = (buffer(6000), HostBuffer::from_vec(vec![0; 7000]));
         let region = claimed.region(0..1).expect("a claim");
         let buffers = vec![buffer(4000).into(), claimed.into(), lent.into(), buffer(5000).into()];
-        reuse(&mut groups, buffers, None);
+        reuse(&mut groups, buffers, Home::Host);
         assert_eq!(groups.iter().map(|group| group.given.is_some()).collect::<Vec<_>>(), [true, false, false, false]);
         drop(region);
     }
@@ -589,7 +587,7 @@ mod tests {
     fn a_slice_lies_in_memory_as_its_first_byte_lies_in_the_file() {
         let tensor = entry(Dtype::F32, &[1000, 1000], 4096);
         let item = sliced(&tensor, &slice(0, 1..1000)).expect("valid");
-        let groups = groups(&[item], vec![None], false, u64::MAX);
+        let groups = groups(&[item], vec![None], Home::Host, u64::MAX);
         assert_eq!(groups[0].places[0].1.start, 4000);
     }
 

@@ -10,6 +10,7 @@
 
 mod copy;
 mod entry;
+mod home;
 mod load;
 mod open;
 mod resolve;

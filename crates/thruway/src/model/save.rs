@@ -11,7 +11,7 @@ use crate::base::{ByteSize, Error, ErrorKind, Extent, Result};
 use crate::cuda::CallerStream;
 use crate::format::safetensors::{self, Dtype, Index, Layout, TensorSpec};
 use crate::io::Direction;
-use crate::io::policy::PathPolicy;
+use crate::io::policy::{Path as TransferPath, PathPolicy};
 use crate::memory::{HostBuffer, Region};
 use crate::storage::{self, Access, Buffering, File, Namespace, Staging};
 use crate::transfer::{Cancel, FileRef, Move, Progress, Receipt, TransferContext, TransferOptions, run};
@@ -279,8 +279,13 @@ fn write_heads(context: &TransferContext, heads: Vec<(Arc<FileRef>, Vec<u8>)>, o
         let region = buffer.source(0..buffer.len())?;
         moves.push(Move { file, extent: Extent::new(0, region.len() as u64), region, direction: Direction::Write });
     }
+    // A head comes from the host, so it cannot go directly.
+    let policy = match options.policy {
+        PathPolicy::Require(TransferPath::Direct) => PathPolicy::Auto,
+        policy => policy,
+    };
     // Heads are small and must not count as progress.
-    run(context, moves, &TransferOptions { progress: None, ..options.clone() })
+    run(context, moves, &TransferOptions { progress: None, policy, ..options.clone() })
 }
 
 /// Says before the first byte that the target's filesystem has too little room.

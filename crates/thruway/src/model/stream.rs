@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use super::home::Home;
 use super::open::Model;
-use crate::base::{Extent, Result};
+use crate::base::{Alignment, Extent, Result};
 use crate::io::Direction;
-use crate::memory::HostBuffer;
+use crate::memory::Buffer;
 use crate::storage::{available_host_bytes, ensure_host_bytes};
 use crate::transfer::{Move, Progress, Receipt, TransferOptions, run};
 
@@ -30,7 +31,7 @@ pub(super) struct StreamPart {
 #[derive(Debug)]
 pub(super) struct StreamWindow {
     /// The bytes.
-    pub(super) buffer: HostBuffer,
+    pub(super) buffer: Buffer,
     /// What they are, in the order of the entries.
     pub(super) parts: Vec<StreamPart>,
 }
@@ -42,6 +43,8 @@ pub(super) struct StreamOptions {
     pub(super) transfer: TransferOptions,
     /// The bytes of each of the two windows: [`WINDOW_BYTES`], or fewer to test with.
     pub(super) window_bytes: u64,
+    /// Whether the windows lie in host memory whatever the session's is: the CPU is to look at the bytes.
+    pub(super) in_host_memory: bool,
 }
 
 /// Cuts the model's tensors into windows. Empty tensors are parts too.
@@ -82,8 +85,12 @@ fn windows(model: &Model, window_bytes: u64) -> Vec<Vec<StreamPart>> {
 ///
 /// # Errors
 /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is no room for small ones either.
-fn affordable_window_bytes(model: &Model) -> Result<u64> {
+fn affordable_window_bytes(model: &Model, home: Home<'_>) -> Result<u64> {
     const LEAST: u64 = 1 << 20;
+    if let Home::Peer(peer) = home {
+        peer.published.ensure_bytes(2 * LEAST)?;
+        return Ok(Alignment::PAGE.down(peer.published.available_bytes()? / 2));
+    }
     let Some(available) = available_host_bytes() else { return Ok(WINDOW_BYTES) };
     // As much again as the windows take is left to whoever is handed them, and to the files that are written.
     let window = available.saturating_sub(model.context.staging_bytes) / 4;
@@ -98,17 +105,22 @@ fn affordable_window_bytes(model: &Model) -> Result<u64> {
 pub(super) fn stream(
     model: &Model,
     options: &StreamOptions,
-    mut take: impl FnMut(StreamWindow) -> Result<HostBuffer>,
+    mut take: impl FnMut(StreamWindow) -> Result<Buffer>,
 ) -> Result<Receipt> {
-    let plan = windows(model, options.window_bytes.min(affordable_window_bytes(model)?));
+    let home = match Home::of(&model.context) {
+        Home::Peer(peer) if !options.in_host_memory => Home::Peer(peer),
+        // What passes through a GPU on its way from file to file only takes the GPU's time.
+        _ => Home::Host,
+    };
+    let plan = windows(model, options.window_bytes.min(affordable_window_bytes(model, home)?));
     let window_bytes = plan.iter().flatten().map(|part| part.at + part.length).max().unwrap_or(0);
     std::thread::scope(|scope| {
         // Both of the consumer's ends are dropped when this closure is left, by whichever way: the reader, which the
         // scope then waits for, hears of it wherever it waits.
         let (to_consumer, filled) = sync_channel::<Result<(StreamWindow, Receipt)>>(1);
-        let (give_back, empty) = sync_channel::<HostBuffer>(2);
+        let (give_back, empty) = sync_channel::<Buffer>(2);
         for _ in 0..2.min(plan.len()) {
-            if give_back.send(HostBuffer::new(window_bytes)?).is_err() {
+            if give_back.send(home.allocate(window_bytes)?).is_err() {
                 unreachable!("the receiving end is still here");
             }
         }
@@ -117,7 +129,7 @@ pub(super) fn stream(
         let read = move || read_windows(model, &options.transfer, for_reader, &empty, &to_consumer);
         if std::thread::Builder::new().name("thruway-reader".to_owned()).spawn_scoped(scope, read).is_err() {
             // Without a thread that reads ahead, this one does both in turn.
-            let (mut buffer, mut before) = (HostBuffer::new(window_bytes)?, 0);
+            let (mut buffer, mut before) = (home.allocate(window_bytes)?, 0);
             for parts in plan {
                 let (window, read) = fill(model, &options.transfer, &mut before, buffer, parts)?;
                 receipt.merge(read);
@@ -141,7 +153,7 @@ fn read_windows(
     model: &Model,
     options: &TransferOptions,
     plan: Vec<Vec<StreamPart>>,
-    empty: &Receiver<HostBuffer>,
+    empty: &Receiver<Buffer>,
     to_consumer: &SyncSender<Result<(StreamWindow, Receipt)>>,
 ) {
     let mut before = 0;
@@ -167,7 +179,7 @@ fn fill(
     model: &Model,
     options: &TransferOptions,
     before: &mut u64,
-    mut buffer: HostBuffer,
+    mut buffer: Buffer,
     parts: Vec<StreamPart>,
 ) -> Result<(StreamWindow, Receipt)> {
     let options = TransferOptions { progress: after(options.progress.as_ref(), *before), ..options.clone() };
@@ -191,11 +203,13 @@ mod tests {
     use super::*;
     use crate::base::{Error, ErrorKind};
     use crate::format::safetensors::Dtype;
+    use crate::memory::HostBuffer;
     use crate::model::{SaveOptions, Source};
     use crate::session::Session;
 
     const TENSOR_BYTES: usize = 50_000;
-    const OPTIONS: fn() -> StreamOptions = || StreamOptions { transfer: TransferOptions::default(), window_bytes: 20_000 };
+    const OPTIONS: fn() -> StreamOptions =
+        || StreamOptions { transfer: TransferOptions::default(), window_bytes: 20_000, in_host_memory: true };
 
     /// A model of two tensors, which fill at least four windows, and the directory that holds it.
     fn model() -> (tempfile::TempDir, Model) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::base::{Error, ErrorKind, Result, parallel};
+use crate::base::{Result, parallel};
 use crate::format::safetensors::Dtype;
 use crate::memory::{Buffer, Device, Region};
 use crate::transfer::verify::{Digest, Digester};
@@ -14,7 +14,8 @@ const DIGEST_WINDOW_BYTES: usize = 16 << 20;
 
 /// A loaded tensor. It keeps its memory alive by itself: it outlives its model, its session and its siblings.
 ///
-/// On a GPU it is aligned to 256 bytes. In host memory it is aligned as in its file, but to no less than 8 bytes. In a
+/// On a GPU it is aligned to 256 bytes. In host memory, and in a PCI device's, it is aligned as in its file, but to no less
+/// than 8 bytes. In a
 /// buffer of the caller's it begins where that does.
 ///
 /// Tensors of one file share an allocation (on a GPU of about 512 MiB, or of one larger tensor; in host memory of as
@@ -50,6 +51,7 @@ impl Tensor {
         match &*self.buffer {
             Buffer::Host(_) => Device::Host,
             Buffer::Gpu(buffer) => Device::Cuda(buffer.gpu().ordinal()),
+            Buffer::Peer(buffer) => Device::Pci(buffer.device()),
         }
     }
 
@@ -58,6 +60,7 @@ impl Tensor {
         let start = match &*self.buffer {
             Buffer::Host(buffer) => buffer.address() as u64,
             Buffer::Gpu(buffer) => buffer.address(),
+            Buffer::Peer(buffer) => buffer.address() as u64,
         };
         start + self.range.start as u64
     }
@@ -70,15 +73,11 @@ impl Tensor {
     /// Its bytes in host memory: little-endian, row-major, packed.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if it lies in GPU memory (see [`to_host`](Self::to_host)), or while
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if it lies in a device's memory (see [`to_host`](Self::to_host)), or while
     /// something else fills the same buffer.
     pub fn bytes(&self) -> Result<&[u8]> {
-        match &*self.buffer {
-            Buffer::Host(buffer) => Ok(&buffer.bytes()?[self.range.clone()]),
-            Buffer::Gpu(_) => Err(Error::new(ErrorKind::InvalidInput, "the tensor lies in GPU memory")
-                .with_tensor(&self.name)
-                .with_hint("copy it to the host first")),
-        }
+        let bytes = self.buffer.bytes().map_err(|error| error.with_tensor(&self.name))?;
+        Ok(&bytes[self.range.clone()])
     }
 
     /// A copy of its bytes in host memory, wherever it lies.
@@ -97,6 +96,7 @@ impl Tensor {
         match &*self.buffer {
             Buffer::Host(buffer) => target.copy_from_slice(&buffer.bytes()?[range]),
             Buffer::Gpu(buffer) => buffer.copy_to_host(range, target)?,
+            Buffer::Peer(buffer) => buffer.copy_to_host(range, target)?,
         }
         Ok(())
     }

@@ -82,7 +82,7 @@ impl Model {
     pub fn digests(&self, options: &VerifyOptions) -> Result<(Vec<Digest>, Receipt)> {
         let policy = options.policy.unwrap_or(self.policy);
         let transfer = TransferOptions { policy, ..options.transfer.clone() };
-        self.digests_by(&StreamOptions { transfer, window_bytes: WINDOW_BYTES })
+        self.digests_by(&StreamOptions { transfer, window_bytes: WINDOW_BYTES, in_host_memory: true })
     }
 
     fn digests_by(&self, options: &StreamOptions) -> Result<(Vec<Digest>, Receipt)> {
@@ -184,7 +184,8 @@ mod tests {
             Arc::new(move |bytes| seen.lock().expect("no panic").push(bytes))
         };
         let transfer = TransferOptions { progress: Some(progress(&seen)), ..TransferOptions::default() };
-        let (digests, _) = model.digests_by(&StreamOptions { transfer, window_bytes: 20_000 }).expect("digests");
+        let (digests, _) =
+            model.digests_by(&StreamOptions { transfer, window_bytes: 20_000, in_host_memory: true }).expect("digests");
         assert_eq!(digests, [Digest::of(&[7; 100_000])]);
         let seen = std::mem::take(&mut *seen.lock().expect("no panic"));
         assert!(seen.len() >= 5 && seen.iter().max() == Some(&100_000), "{seen:?}");

@@ -61,6 +61,12 @@ pub trait File: Send + Sync + Debug {
     /// What `O_DIRECT` demands here; `None` where the filesystem refuses it.
     fn direct_rules(&self) -> Option<DirectRules>;
 
+    /// Whether those rules are the kernel's word for this very file, and not found out by opening it: then the filesystem does
+    /// not go through the page cache after all. Wrappers pass it on.
+    fn direct_rules_are_told(&self) -> bool {
+        false
+    }
+
     /// How much of `extent` the page cache holds.
     fn residency(&self, extent: Extent) -> Residency;
 

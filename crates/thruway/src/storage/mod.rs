@@ -6,18 +6,24 @@
 //! through its positional calls), and the policy reads its facts: what O_DIRECT demands, and which of its
 //! bytes the page cache already holds.
 
+mod direct_io;
+mod drive;
 mod file;
 mod limits;
 mod namespace;
 mod numa;
 mod os_file;
 mod publish;
+mod published;
 mod residency;
 
+pub use direct_io::SystemFacts;
+pub use drive::{Drive, Traffic, drive_traffic};
 pub use file::{Access, Buffering, DirectRules, File, Identity};
 pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};
 pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
 pub use numa::processors_near;
 pub use os_file::OsFile;
 pub use publish::Staging;
-pub use residency::{Residency, drop_from_page_cache};
+pub use published::{PCI_DEVICES, PublishedMemory};
+pub use residency::{Residency, drop_from_page_cache, exact_residency, forget};

@@ -326,9 +326,19 @@ fn failed(what: &str, path: &Path, errno: Errno) -> Error {
     }
 }
 
-/// The text of a small file of the kernel's (/proc, /sys); `None` if it cannot be read.
+/// The text of a small file of the kernel's (/proc, /sys).
+pub(super) fn read_small(path: &Path) -> std::io::Result<String> {
+    std::fs::read_to_string(path)
+}
+
+/// The same; `None` if it cannot be read.
 pub(super) fn read_small_text(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok()
+    read_small(Path::new(path)).ok()
+}
+
+/// Where a symbolic link of the kernel's leads; `None` if there is none.
+pub(super) fn link_target(path: &str) -> Option<PathBuf> {
+    std::fs::read_link(path).ok()
 }
 
 /// How many names a directory holds; `None` if it cannot be read.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use super::file::{DirectRules, File, Identity};
@@ -45,6 +45,12 @@ impl OsFile {
         rustix::fs::fcntl_setfl(&self.fd, status).map_err(|errno| self.failed("cannot set the mode of", errno))
     }
 
+    /// What the kernel says of `O_DIRECT` on this file; `None` if it says nothing.
+    fn told(&self) -> Option<Statx> {
+        let statx = rustix::fs::statx(&self.fd, c"", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        (statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0).then_some(statx)
+    }
+
     fn failed(&self, what: &str, errno: Errno) -> Error {
         failed(what, &self.path, errno)
     }
@@ -71,9 +77,8 @@ impl File for OsFile {
         // No page of the page cache may be shared between a direct and a buffered transfer of one file.
         let page = Alignment::system_page();
         // `STATX_DIOALIGN` (Linux 6.1) tells the rules: all zero means that O_DIRECT is refused.
-        let statx = rustix::fs::statx(&self.fd, c"", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-        match statx {
-            Some(statx) if statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+        match self.told() {
+            Some(statx) => {
                 let memory = Alignment::new(u64::from(statx.stx_dio_mem_align))?;
                 let offset = Alignment::new(u64::from(statx.stx_dio_offset_align))?;
                 Some(DirectRules { memory, offset: offset.max(page) })
@@ -86,6 +91,10 @@ impl File for OsFile {
                 rustix::fs::open(again, flags, Mode::empty()).ok().map(|_| DirectRules { memory: page, offset: page })
             }
         }
+    }
+
+    fn direct_rules_are_told(&self) -> bool {
+        self.told().is_some()
     }
 
     fn residency(&self, extent: Extent) -> Residency {

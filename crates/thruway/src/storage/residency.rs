@@ -7,8 +7,9 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::fs::Advice;
+use rustix::fs::{Advice, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use super::File;
 use crate::base::{Error, Extent, Result};
@@ -41,6 +42,20 @@ pub fn drop_from_page_cache(file: &dyn File) -> Result<Residency> {
             .map_err(|errno| Error::from_io("cannot advise the kernel on the page cache", errno.into()).with("op", "fadvise"))?;
     }
     Ok(file.residency(Extent::new(0, file.identity()?.length)))
+}
+
+/// Makes the page cache forget a range of a file, as far as it is willing to: not what is dirty or in use. Advice, so nothing
+/// is told of its success.
+pub fn forget(file: &dyn File, extent: Extent) {
+    if let (Some(fd), Some(length)) = (file.descriptor(), std::num::NonZeroU64::new(extent.length)) {
+        let _advice_only = rustix::fs::fadvise(fd, extent.offset, Some(length), Advice::DontNeed);
+    }
+}
+
+/// The residency of `extent`, without a look that could change it; [`Unknown`](Residency::Unknown) rather than a sample.
+pub fn exact_residency(file: &dyn File, extent: Extent) -> Residency {
+    let exact = |fd| counted(fd, extent).or_else(|| mapped(fd, extent));
+    file.descriptor().and_then(exact).unwrap_or(Residency::Unknown)
 }
 
 /// The kernel's page: 4 KiB on x86-64, 64 KiB on some Arm kernels.
@@ -88,6 +103,34 @@ fn counted(fd: BorrowedFd<'_>, extent: Extent) -> Option<Residency> {
     Some(match counts.cached {
         0 => Residency::None,
         cached if cached >= pages => Residency::All,
+        _ => Residency::Some,
+    })
+}
+
+/// Counts with `mincore` on a mapping; `None` unless the process owns the file or has it open for writing: others are told
+/// that every page is there.
+fn mapped(fd: BorrowedFd<'_>, extent: Extent) -> Option<Residency> {
+    let owned = rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
+    let writable = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::RDWR));
+    if !owned && !writable {
+        return None;
+    }
+    let start = extent.offset / page_bytes() * page_bytes();
+    let length = usize::try_from(extent.end() - start).ok().filter(|length| *length > 0)?;
+    let mut pages = vec![0_u8; length.div_ceil(rustix::param::page_size())];
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists; no byte of it is read. `pages`
+    // has one byte for each page of the mapping.
+    let told = unsafe {
+        let (access, flags) = (ProtFlags::empty(), MapFlags::SHARED);
+        let mapping = rustix::mm::mmap(std::ptr::null_mut(), length, access, flags, fd, start).ok()?;
+        let told = libc::mincore(mapping, length, pages.as_mut_ptr()) == 0;
+        let _unmapped = rustix::mm::munmap(mapping, length);
+        told
+    };
+    let resident = pages.iter().filter(|page| **page & 1 != 0).count();
+    told.then_some(match resident {
+        0 => Residency::None,
+        all if all == pages.len() => Residency::All,
         _ => Residency::Some,
     })
 }
@@ -158,6 +201,10 @@ mod tests {
             assert_eq!(of(file.as_fd(), dropped), Residency::None);
             assert_eq!(of(file.as_fd(), kept), Residency::All);
             assert_eq!(of(file.as_fd(), Extent::new(0, 1 << 20)), Residency::Some);
+            for (extent, expected) in [(dropped, Residency::None), (kept, Residency::All)] {
+                assert_eq!(mapped(file.as_fd(), extent), Some(expected), "the file is this process's own");
+            }
+            assert_eq!(mapped(file.as_fd(), Extent::new((1 << 19) - 1, 2)), Some(Residency::Some));
             assert_eq!(sampled(file.as_fd(), dropped), Residency::None);
         }
     }

@@ -75,7 +75,7 @@ impl<'a> OpenFiles<'a> {
             return Ok(Some(handle));
         }
         let Some(permit) = self.permit(may_wait) else { return Ok(None) };
-        let buffering = if source == Source::Drive { Buffering::Direct } else { Buffering::PageCache };
+        let buffering = if source == Source::PageCache { Buffering::PageCache } else { Buffering::Direct };
         let inner = match self.namespace.open(&file.path, access, buffering) {
             Ok(inner) => inner,
             // Someone else in the process took the last one. Ours come back, if there are any.
@@ -150,6 +150,10 @@ impl File for Counted {
 
     fn direct_rules(&self) -> Option<DirectRules> {
         self.inner.direct_rules()
+    }
+
+    fn direct_rules_are_told(&self) -> bool {
+        self.inner.direct_rules_are_told()
     }
 
     fn residency(&self, extent: Extent) -> Residency {

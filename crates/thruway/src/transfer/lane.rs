@@ -20,6 +20,7 @@ use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{self, Chunk, Piece, Placement};
 use crate::base::{Error, ErrorKind, Processors, Result};
 use crate::cuda::Rows;
+use crate::io::direct::DirectPath;
 use crate::io::policy::{Path, PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
@@ -361,7 +362,9 @@ impl<'a, 'b> Lane<'a, 'b> {
     /// The next chunk's slot: `Some(None)` if it needs none, `None` if none is free.
     #[expect(clippy::option_option, reason = "needing no slot and finding none are two different answers")]
     fn slot(&mut self, may_wait: bool) -> Result<Option<Option<Slot>>> {
-        let ring = &self.shared.context.ring;
+        let context = self.shared.context;
+        let window = context.direct.as_deref().and_then(DirectPath::window).filter(|_| self.source == Source::Direct);
+        let ring = window.unwrap_or(&context.ring);
         match self.peek() {
             Some(Chunk { placement: Placement::ThroughRing(_), extent, .. }) => {
                 let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
@@ -399,12 +402,7 @@ impl<'a, 'b> Lane<'a, 'b> {
                 .with("engine", self.engine.name()));
         };
         if let Err(source) = result {
-            let refused = matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
-            if refused && self.source == Source::Drive && self.shared.options.policy == PathPolicy::Auto {
-                self.outcome.refused.push(flight.chunk);
-                return Ok(());
-            }
-            return Err(self.failed(&flight.chunk, source));
+            return self.refused_or_failed(flight, &request, source);
         }
         let known = self.shared.file(flight.chunk.file);
         if let Some(before) = known.identity
@@ -441,6 +439,7 @@ impl<'a, 'b> Lane<'a, 'b> {
         drop(slot);
         let path = match (self.source, &chunk.placement) {
             (Source::PageCache, _) => Path::Cached,
+            (Source::Direct, _) => Path::Direct,
             (Source::Drive, Placement::Straight(_)) => Path::Plain,
             (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
         };
@@ -480,6 +479,27 @@ impl<'a, 'b> Lane<'a, 'b> {
             if engine_failed.is_some() { flight.lose() } else { drop(flight) }
         }
         engine_failed.map_or(copied, Err)
+    }
+
+    /// Keeps a chunk whose way was refused, to be sent another; everything else is a failure.
+    fn refused_or_failed(&mut self, flight: Flight, request: &Request, source: std::io::Error) -> Result<()> {
+        let auto = self.shared.options.policy == PathPolicy::Auto;
+        match (self.source, &self.shared.context.direct) {
+            (Source::Direct, Some(direct)) => {
+                let device = request.file.identity()?.device;
+                match direct.refusal(&source, device) {
+                    Some(refusal) if auto => self.outcome.refused.push((flight.chunk, refusal.reason)),
+                    Some(refusal) => return Err(self.shared.of_chunk(refusal.to_error(), &flight.chunk)),
+                    None => return Err(self.failed(&flight.chunk, source)),
+                }
+            }
+            (Source::Drive, _) if auto && matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                let reason = "the filesystem accepted O_DIRECT and then refused the transfer";
+                self.outcome.refused.push((flight.chunk, reason.into()));
+            }
+            _ => return Err(self.failed(&flight.chunk, source)),
+        }
+        Ok(())
     }
 
     fn failed(&self, chunk: &Chunk, source: std::io::Error) -> Error {

@@ -7,6 +7,7 @@
 //!       ──────────► receipt
 //! ```
 
+mod direct;
 mod files;
 mod lane;
 mod pipeline;
@@ -15,7 +16,7 @@ mod receipt;
 pub mod verify;
 
 pub(crate) use pipeline::{Batch, run_batches};
-pub use pipeline::{Cancel, Progress, TransferContext, TransferOptions, run};
+pub use pipeline::{Cancel, Peer, Progress, TransferContext, TransferOptions, run};
 pub use receipt::{FileReceipt, Part, Receipt};
 
 use std::path::PathBuf;

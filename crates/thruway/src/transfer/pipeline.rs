@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
 
+use super::direct;
 use super::files::{OpenFiles, ensure_same};
 use super::lane::{Lane, Queue};
 use super::plan::{self, Chunk, Limits, Placement};
@@ -19,10 +20,11 @@ use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Processors, Result};
 use crate::cuda::CallerStream;
+use crate::io::direct::{DirectPath, Reach};
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
 use crate::io::{Direction, EngineName, EnginePool};
-use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, Region, Ring};
-use crate::storage::{Access, Buffering, Identity, Namespace};
+use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, PeerMemory, Region, Ring};
+use crate::storage::{Access, Buffering, DirectRules, Identity, Namespace, PublishedMemory};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
 #[derive(Debug)]
@@ -33,6 +35,10 @@ pub struct TransferContext {
     pub engines: EnginePool,
     /// Where staging slots come from.
     pub ring: Ring,
+    /// How drives reach the memory of the session's device without the host, if this session knows a way.
+    pub direct: Option<Arc<dyn DirectPath>>,
+    /// The PCI device whose memory the session allocates.
+    pub peer: Option<Peer>,
     /// The streams of the GPU whose memory transfers may fill and drain.
     pub streams: Option<Arc<CopyStreams>>,
     /// The processors near that GPU, on which lanes run, where some are nearer than others.
@@ -43,6 +49,26 @@ pub struct TransferContext {
     pub limits: Limits,
     /// The most bytes of the ring that reads past the page cache take: those in flight, and as many being copied on.
     pub staging_bytes: u64,
+}
+
+/// A PCI device's memory, and what its driver tells of it.
+#[derive(Debug)]
+pub struct Peer {
+    /// Where buffers come from.
+    pub memory: Arc<PeerMemory>,
+    /// How much there is.
+    pub published: PublishedMemory,
+}
+
+impl Peer {
+    /// Opens the device's memory.
+    ///
+    /// # Errors
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) for users who may not.
+    pub fn new(published: PublishedMemory) -> Result<Self> {
+        let memory = Arc::new(PeerMemory::new(published.address(), published.open()?));
+        Ok(Self { memory, published })
+    }
 }
 
 /// Called with the bytes moved so far, from the lanes' threads.
@@ -117,8 +143,12 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
         stop: AtomicBool::new(false),
         moved: AtomicU64::new(0),
     };
+    let watch = context.direct.as_deref().map(DirectPath::watch);
     let mut outcome = run_lanes(&shared, batches)?;
-    if !outcome.refused.is_empty() {
+    if let Some(watch) = watch {
+        direct::judge(&mut outcome, watch, options.policy)?;
+    }
+    while !outcome.refused.is_empty() {
         let again = plan_refused(&shared, std::mem::take(&mut outcome.refused));
         let batch = move |_: &Shared<'_>| Ok(again);
         outcome.add(run_planned(&shared, vec![Box::new(batch)])?);
@@ -143,7 +173,7 @@ fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
     let filling = Filling::begin_all(destinations)?;
     shared.filling.lock().unwrap_or_else(PoisonError::into_inner).extend(filling);
     for kind in moves.iter().map(|item| item.region.kind()) {
-        policy::check(shared.options.policy, kind)?;
+        policy::check(shared.options.policy, kind, shared.context.direct.is_some())?;
     }
     let wanted: u64 = moves.iter().map(|item| item.extent.length).sum();
     let limits = proportioned(bounded(shared.context), wanted);
@@ -155,7 +185,7 @@ fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
         // A file that an earlier batch read is the same file still, or it was changed.
         let before = if direction == Direction::Read { shared.read_before(&file.path) } else { None };
         let expected = FileRef { path: file.path.clone(), expected: before.or(file.expected) };
-        let (facts, spans, identity) = examine(&*shared.context.namespace, &expected, direction, &moves, shared.options.policy)?;
+        let (facts, spans, identity) = examine(shared, &expected, direction, &moves)?;
         let number = shared.number(file, direction, identity);
         chunks.extend(plan::plan_file(number, direction, facts, &spans, moves, limits));
     }
@@ -209,43 +239,52 @@ fn bounded(context: &TransferContext) -> Limits {
 
 /// The facts of a file, the ways its ranges go, and its identity if it is read.
 fn examine(
-    namespace: &dyn Namespace,
+    shared: &Shared<'_>,
     file: &FileRef,
     direction: Direction,
     moves: &[(Extent, Region)],
-    policy: PathPolicy,
 ) -> Result<(FileFacts, Vec<Span>, Option<Identity>)> {
+    let policy = shared.options.policy;
     let access = if direction == Direction::Read { Access::Read } else { Access::Write };
-    let handle = namespace.open(&file.path, access, Buffering::PageCache)?;
+    let handle = shared.context.namespace.open(&file.path, access, Buffering::PageCache)?;
     let identity = handle.identity()?;
-    let facts = FileFacts { length: identity.length, direct: handle.direct_rules() };
+    let mut facts = FileFacts { length: identity.length, direct: handle.direct_rules(), peer: None, window: false };
     let start = moves.iter().map(|(extent, _)| extent.offset).min().unwrap_or(0);
     let end = moves.iter().map(|(extent, _)| extent.end()).max().unwrap_or(0);
     let whole = Extent::new(start, end - start);
     let named = |error: Error| error.with_file(&file.path);
+    if direction == Direction::Read {
+        if let Some(expected) = file.expected {
+            ensure_same(file, expected, identity)?;
+        }
+        if end > facts.length {
+            let what = format!("the file holds {} bytes, and bytes up to {end} were asked for", facts.length);
+            return Err(named(Error::new(ErrorKind::UnexpectedEof, what)));
+        }
+    }
+    let reach = direct::reach(shared, file, direction, moves, (&*handle, identity.device)).map_err(named)?;
+    if let Reach::Direct { rules, .. } = reach {
+        facts.peer = Some(rules);
+        facts.window = shared.context.direct.as_deref().and_then(DirectPath::window).is_some();
+    }
     if direction == Direction::Write {
-        return Ok((facts, vec![policy::write_span(facts, whole, policy).map_err(named)?], None));
+        return Ok((facts, vec![policy::write_span(facts, whole, policy, &reach).map_err(named)?], None));
     }
-    if let Some(expected) = file.expected {
-        ensure_same(file, expected, identity)?;
-    }
-    if end > facts.length {
-        let what = format!("the file holds {} bytes, and bytes up to {end} were asked for", facts.length);
-        return Err(named(Error::new(ErrorKind::UnexpectedEof, what)));
-    }
-    let spans = policy::read_spans(facts, whole, policy, &|extent| handle.residency(extent)).map_err(named)?;
+    let spans = policy::read_spans(facts, whole, policy, &reach, &|extent| handle.residency(extent)).map_err(named)?;
     Ok((facts, spans, Some(identity)))
 }
 
-/// What a filesystem refused past the page cache, planned again through it.
-fn plan_refused(shared: &Shared<'_>, refused: Vec<Chunk>) -> Vec<Chunk> {
+/// What was refused on its way, planned again by the next longer one: of the direct path past the page cache, else through it.
+fn plan_refused(shared: &Shared<'_>, refused: Vec<(Chunk, Arc<str>)>) -> Vec<Chunk> {
     let limits = bounded(shared.context);
-    let reason: Arc<str> = "the filesystem accepted O_DIRECT and then refused the transfer".into();
     let mut chunks = Vec::new();
-    for chunk in refused {
-        let span = Span { extent: chunk.extent, source: Source::PageCache, ring_only: false, reason: Arc::clone(&reason) };
+    for (chunk, reason) in refused {
+        let rules = DirectRules { memory: chunk.alignment, offset: chunk.alignment };
+        let (source, direct) =
+            if chunk.source == Source::Direct { (Source::Drive, Some(rules)) } else { (Source::PageCache, None) };
+        let span = Span { extent: chunk.extent, source, ring_only: false, reason };
         let length = shared.file(chunk.file).identity.map_or(chunk.extent.end(), |identity| identity.length);
-        let facts = FileFacts { length, direct: None };
+        let facts = FileFacts { length, direct, peer: None, window: false };
         chunks.extend(plan::plan_file(chunk.file, chunk.direction, facts, &[span], chunk.wanted_pieces(), limits));
     }
     chunks
@@ -315,7 +354,8 @@ impl Shared<'_> {
 #[derive(Default)]
 pub(super) struct Outcome {
     pub(super) parts: HashMap<(usize, Path, EngineName, Arc<str>), u64>,
-    pub(super) refused: Vec<Chunk>,
+    /// What was refused on its way, and why.
+    pub(super) refused: Vec<(Chunk, Arc<str>)>,
     pub(super) retries: u64,
 }
 
@@ -368,20 +408,19 @@ const CHUNKS_A_LANE_MIN: usize = 8;
 /// Runs the chunks of each storage side in as many lanes as its engine works best with. Of a single batch one lane runs
 /// on the caller's thread, so a small transfer starts none; of several the caller's thread makes the next ones.
 fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Outcome> {
-    let queues = [(Source::Drive, Queue::default()), (Source::PageCache, Queue::default())];
+    let queues = [Source::Direct, Source::Drive, Source::PageCache].map(|source| (source, Queue::default()));
     let alone = batches.len() == 1;
     std::thread::scope(|scope| {
         let (mut running, mut results, mut here) = (Vec::new(), Vec::new(), Vec::new());
         let closing = Closing(&queues);
-        let mut started = [false; 2];
+        let mut started = [false; 3];
         for batch in batches {
             if shared.stop.load(Ordering::Relaxed) {
                 break;
             }
-            let feed = batch(shared).and_then(|chunks| {
-                let (drive, cache): (Vec<Chunk>, Vec<Chunk>) =
-                    chunks.into_iter().partition(|chunk| chunk.source == Source::Drive);
-                for ((chunks, (source, queue)), started) in [drive, cache].into_iter().zip(&queues).zip(&mut started) {
+            let feed = batch(shared).and_then(|mut left| {
+                for ((source, queue), started) in queues.iter().zip(&mut started) {
+                    let chunks: Vec<Chunk> = left.extract_if(.., |chunk| chunk.source == *source).collect();
                     if chunks.is_empty() {
                         continue;
                     }

@@ -20,7 +20,8 @@ use super::Move;
 use crate::base::{Alignment, Error, ErrorKind, Extent, Result};
 use crate::io::Direction;
 use crate::io::policy::{FileFacts, Source, Span};
-use crate::memory::Region;
+use crate::memory::{MemoryKind, Region};
+use crate::storage::DirectRules;
 
 /// How large requests may be, and where the ring pays.
 #[derive(Clone, Copy, Debug)]
@@ -211,6 +212,28 @@ pub fn check(moves: &[Move]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses moves of a device's memory whose whole blocks cannot go directly.
+///
+/// # Errors
+/// [`PathUnavailable`](ErrorKind::PathUnavailable), naming the first.
+pub fn check_direct(moves: &[(Extent, Region)], rules: DirectRules) -> Result<()> {
+    for (extent, region) in moves {
+        let item = Wanted { extent: *extent, region: region.clone() };
+        let Some(core) = extent.aligned_core(rules.offset) else { continue };
+        let address = address_of(&item, core);
+        if !rules.memory.divides(address) {
+            let least = rules.memory.bytes();
+            let what = format!("the direct path is not to be had: the drive's DMA begins at multiples of {least} only");
+            return Err(Error::new(ErrorKind::PathUnavailable, what)
+                .with("offset", core.offset)
+                .with("length", core.length)
+                .with("address", format_args!("{address:#x}"))
+                .with_hint("give such memory, let the load allocate, or use auto"));
+        }
+    }
+    Ok(())
+}
+
 /// The chunks of one file's moves in one direction. `spans` cover every move, in order and without gaps.
 pub fn plan_file(
     file: usize,
@@ -228,17 +251,18 @@ pub fn plan_file(
     let drive_limits = Limits { chunk_bytes: limits.drive_chunk_bytes, ..limits };
     for layer in layers(wanted) {
         for (span, inside) in spans.iter().zip(by_span(&layer, spans)) {
-            let limits = if span.source == Source::Drive { drive_limits } else { limits };
+            let limits = if span.source == Source::PageCache { limits } else { drive_limits };
             let planner = Planner { file, direction, facts, span, limits };
             match span.source {
                 _ if inside.is_empty() => {}
                 // A request that holds no whole block cannot go past the page cache.
-                Source::Drive if limits.chunk_bytes == 0 => {
+                Source::Drive | Source::Direct if limits.chunk_bytes == 0 => {
                     let limits = Limits { chunk_bytes: 4096, ..limits };
                     Planner { limits, ..planner }.page_cache(&inside, &mut chunks);
                 }
                 Source::PageCache => planner.page_cache(&inside, &mut chunks),
                 Source::Drive => planner.drive(&inside, &mut chunks),
+                Source::Direct => planner.direct(&inside, &mut chunks),
             }
         }
     }
@@ -248,7 +272,8 @@ pub fn plan_file(
 
 /// Limits whose chunks past the page cache are whole blocks of the file.
 fn aligned(limits: Limits, facts: FileFacts) -> Limits {
-    let alignment = facts.direct.map_or(Alignment::ONE, |rules| rules.offset);
+    let rules = facts.direct.into_iter().chain(facts.peer);
+    let alignment = rules.map(|rules| rules.offset).max().unwrap_or(Alignment::ONE);
     let drive_chunk_bytes = alignment.down(limits.drive_chunk_bytes);
     Limits { drive_chunk_bytes, segments_max: limits.segments_max.max(1), ..limits }
 }
@@ -303,6 +328,7 @@ impl Planner<'_> {
     fn chunk(&self, source: Source, extent: Extent, wanted: u64, placement: Placement) -> Chunk {
         let alignment = match (source, self.facts.direct) {
             (Source::Drive, Some(rules)) => rules.offset,
+            (Source::Direct, _) => self.facts.peer.map_or(Alignment::PAGE, |rules| rules.offset),
             _ => Alignment::ONE,
         };
         let needed = match self.direction {
@@ -366,33 +392,72 @@ impl Planner<'_> {
         for item in joined(wanted) {
             match item.extent.aligned_core(rules.offset).filter(|core| self.goes_straight(&item, *core)) {
                 Some(core) => {
-                    let ends = [
-                        Extent::new(item.extent.offset, core.offset - item.extent.offset),
-                        Extent::new(core.end(), item.extent.end() - core.end()),
-                    ];
-                    loose.extend(ends.into_iter().filter(|end| !end.is_empty()).map(|end| item.part(end)));
+                    loose.extend(ends_around(&item, core));
                     self.straight_in_order(Source::Drive, &[item.part(core)], chunks);
                 }
                 None => loose.push(item),
             }
         }
+        self.loose(Source::Drive, rules.offset, &loose, chunks);
+    }
+
+    /// Requests for what cannot go straight: whole blocks around it, through slots.
+    fn loose(&self, source: Source, alignment: Alignment, loose: &[Wanted], chunks: &mut Vec<Chunk>) {
         match self.direction {
             Direction::Read => {
-                for group in groups(&joined(&loose), |previous, next| self.is_near(previous, next)) {
-                    self.through_ring(Source::Drive, rules.offset, group, chunks);
+                for group in groups(&joined(loose), |previous, next| self.is_near(previous, next)) {
+                    self.through_ring(source, alignment, group, chunks);
                 }
             }
-            Direction::Write => self.gather(&loose, rules.offset, chunks),
+            Direction::Write => self.gather(source, alignment, loose, chunks),
         }
+    }
+
+    /// Requests by which a drive fills or empties a device's memory. Only whole blocks go so: the rest passes through a window
+    /// of the device's memory, or where there is none through the ring.
+    fn direct(&self, wanted: &[Wanted], chunks: &mut Vec<Chunk>) {
+        let Some(rules) = self.facts.peer else { return self.drive(wanted, chunks) };
+        let (mut host, mut ends, mut askew) = (Vec::new(), Vec::new(), Vec::new());
+        for item in joined(wanted) {
+            match item.extent.aligned_core(rules.offset) {
+                _ if item.region.kind().is_host() => host.push(item),
+                Some(core) if !self.goes_in_place(&item, core, rules) => askew.push(item),
+                Some(core) => {
+                    ends.extend(ends_around(&item, core));
+                    self.straight_in_order(Source::Direct, &[item.part(core)], chunks);
+                }
+                None => ends.push(item),
+            }
+        }
+        if self.facts.window {
+            ends.append(&mut askew);
+            ends.sort_by_key(|item| item.extent.offset);
+            let taken = std::mem::take(&mut ends);
+            let reason = format!("{}; through a window of the device's memory", self.span.reason).into();
+            let span = Span { reason, ..self.span.clone() };
+            Planner { span: &span, ..*self }.loose(Source::Direct, rules.offset, &taken, chunks);
+        }
+        let rest =
+            [(host, "leads to host memory"), (ends, "fills no whole block"), (askew, "lies where the drive's DMA cannot begin")];
+        for (rest, why) in rest {
+            let span = Span { source: Source::Drive, reason: why.into(), ..self.span.clone() };
+            Planner { span: &span, ..*self }.drive(&rest, chunks);
+        }
+    }
+
+    /// Whether a drive may fill or empty the core's very place. With a window, small ones are not worth requests of their own.
+    fn goes_in_place(&self, item: &Wanted, core: Extent, rules: DirectRules) -> bool {
+        let known = item.region.is_registered() || matches!(item.region.kind(), MemoryKind::Peer(_));
+        let pays = !self.facts.window || core.length >= self.limits.straight_bytes_min;
+        known && pays && rules.memory.divides(address_of(item, core))
     }
 
     fn goes_straight(&self, item: &Wanted, core: Extent) -> bool {
         let Some(rules) = self.facts.direct else { return false };
-        let address = item.region.address() as u64 + (core.offset - item.extent.offset);
         !self.span.ring_only
-            && item.region.kind().is_host_accessible()
+            && item.region.kind().is_host()
             && core.length >= self.limits.straight_bytes_min
-            && rules.memory.divides(address)
+            && rules.memory.divides(address_of(item, core))
     }
 
     fn is_near(&self, previous: &Wanted, next: &Wanted) -> bool {
@@ -441,7 +506,7 @@ impl Planner<'_> {
 
     /// Gathers neighbours in slots so that whole blocks are written past the page cache; the ends of each run,
     /// which fill no block, go through it.
-    fn gather(&self, loose: &[Wanted], alignment: Alignment, chunks: &mut Vec<Chunk>) {
+    fn gather(&self, source: Source, alignment: Alignment, loose: &[Wanted], chunks: &mut Vec<Chunk>) {
         for run in groups(loose, |previous, next| previous.extent.end() == next.extent.offset) {
             let all = whole(run);
             let core = all.aligned_core(alignment).unwrap_or(Extent::new(all.end(), 0));
@@ -456,7 +521,7 @@ impl Planner<'_> {
                 }
             }
             if !inside.is_empty() {
-                self.through_ring(Source::Drive, alignment, &joined(&inside), chunks);
+                self.through_ring(source, alignment, &joined(&inside), chunks);
             }
             let span = Span { reason: "an end that fills no block".into(), ..self.span.clone() };
             let planner = Planner { span: &span, ..*self };
@@ -483,6 +548,20 @@ fn clip(item: &Wanted, core: Extent) -> Vec<(Wanted, Side)> {
         (cut(core.end(), u64::MAX), Side::After),
     ];
     parts.into_iter().filter_map(|(part, side)| Some((part?, side))).collect()
+}
+
+/// What lies before and after `core`.
+fn ends_around(item: &Wanted, core: Extent) -> impl Iterator<Item = Wanted> {
+    let ends = [
+        Extent::new(item.extent.offset, core.offset - item.extent.offset),
+        Extent::new(core.end(), item.extent.end() - core.end()),
+    ];
+    ends.into_iter().filter(|end| !end.is_empty()).map(|end| item.part(end))
+}
+
+/// Where the bytes of `core` begin in memory.
+fn address_of(item: &Wanted, core: Extent) -> u64 {
+    item.region.address() as u64 + (core.offset - item.extent.offset)
 }
 
 /// Neighbours in the file that are neighbours in memory too, made one.

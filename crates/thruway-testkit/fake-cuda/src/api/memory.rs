@@ -21,7 +21,8 @@ pub unsafe extern "C" fn cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) -> C
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let id = world.fresh_id();
-        let start = world.arenas[context].allocate(bytes, id, false).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let alignment = world.config.alignment;
+        let start = world.arenas[context].allocate(bytes, id, false, alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         // SAFETY: not null, so writable, as the driver asks.
         unsafe { put(out, start as CUdeviceptr) }
     })
@@ -94,7 +95,8 @@ pub unsafe extern "C" fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, st
         }
         let device = world.streams.get(&stream).map_or(0, |stream| stream.context);
         let id = world.fresh_id();
-        let start = world.arenas[device].allocate(bytes, id, true).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let alignment = world.config.alignment;
+        let start = world.arenas[device].allocate(bytes, id, true, alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         world.submit(stream, Vec::new(), Work::Allocate { device, start });
         // SAFETY: not null, so writable, as the driver asks.
         unsafe { put(out, start as CUdeviceptr) }

@@ -4,8 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::HostBuffer;
-use crate::storage::DirectRules;
+use crate::memory::{HostBuffer, PeerBuffer, PeerMemory};
 
 const FILE_BYTES: u64 = 300_000;
 
@@ -91,7 +90,7 @@ fn planned(case: &Case) -> (HostBuffer, Vec<Chunk>, Vec<Option<u64>>, Limits) {
         at = end;
     }
     let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
-    let facts = FileFacts { length: FILE_BYTES, direct: Some(rules) };
+    let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: None, window: false };
     let sources = [Source::Drive, Source::PageCache];
     let spans: Vec<Span> = case
         .cuts
@@ -166,7 +165,12 @@ proptest! {
 #[test]
 fn a_large_tensor_goes_straight_but_for_its_ends() {
     let mut buffer = HostBuffer::new(3 << 20).expect("memory");
-    let facts = FileFacts { length: 4 << 20, direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }) };
+    let facts = FileFacts {
+        length: 4 << 20,
+        direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }),
+        peer: None,
+        window: false,
+    };
     let offset = 1000;
     let region = buffer.region(1000..1000 + (2 << 20)).expect("in range");
     let spans = [span(0, 4 << 20, Source::Drive, false)];
@@ -180,7 +184,12 @@ fn a_large_tensor_goes_straight_but_for_its_ends() {
 #[test]
 fn many_small_neighbours_become_few_requests() {
     let mut buffer = HostBuffer::new(20_000 * 64).expect("memory");
-    let facts = FileFacts { length: 20_000 * 50, direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }) };
+    let facts = FileFacts {
+        length: 20_000 * 50,
+        direct: Some(DirectRules { memory: alignment(512), offset: Alignment::PAGE }),
+        peer: None,
+        window: false,
+    };
     for source in [Source::Drive, Source::PageCache] {
         let moves: Vec<(Extent, Region)> = (0..20_000)
             .map(|i| (Extent::new(i * 50, 50), buffer.region(to_usize(i * 64)..to_usize(i * 64 + 50)).expect("in range")))
@@ -198,8 +207,12 @@ fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
     let spans = [whole(Source::Drive), whole(Source::PageCache), halves.into()];
     for (block, chunk_bytes) in [(16384, 4096), (16384, 20480), (65536, 65536)] {
         for spans in &spans {
-            let facts =
-                FileFacts { length: 1 << 20, direct: Some(DirectRules { memory: alignment(512), offset: alignment(block) }) };
+            let facts = FileFacts {
+                length: 1 << 20,
+                direct: Some(DirectRules { memory: alignment(512), offset: alignment(block) }),
+                peer: None,
+                window: false,
+            };
             let limits = Limits { chunk_bytes, drive_chunk_bytes: chunk_bytes, ..Limits::default() };
             let moves = vec![(Extent::new(100, 500_000), buffer.region(100..500_100).expect("in range"))];
             let chunks = plan_file(0, Direction::Read, facts, spans, moves, limits);
@@ -209,6 +222,62 @@ fn chunks_are_whole_blocks_even_where_blocks_are_larger_than_they_should_be() {
                 assert!(chunk.source == Source::PageCache || alignment(block).divides(chunk.extent.offset));
             }
         }
+    }
+}
+
+/// A buffer of a device's memory, in whose place fresh shared memory is mapped.
+fn peer(bytes: u64) -> PeerBuffer {
+    let zero = std::fs::File::options().read(true).write(true).open("/dev/zero").expect("it is there");
+    let memory = std::sync::Arc::new(PeerMemory::new("0000:03:00.0".parse().expect("an address"), zero.into()));
+    memory.allocate(to_usize(bytes)).expect("memory")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn proptest_of_a_devices_memory_whole_blocks_go_directly_and_the_rest_through_the_ring(case in cases()) {
+        let total: u64 = case.ranges.iter().map(|(_, length, skip)| length + skip).sum();
+        let mut buffer = peer(total);
+        let rules = DirectRules { memory: alignment(case.memory), offset: Alignment::PAGE };
+        let facts = FileFacts { length: FILE_BYTES, direct: Some(rules), peer: Some(rules), window: false };
+        let limits = Limits { drive_chunk_bytes: case.chunk_pages * 4096, segments_max: case.segments_max, ..Limits::default() };
+        let (mut moves, mut belongs, mut at) = (Vec::new(), vec![None; to_usize(total)], 0);
+        for (offset, length, skip) in &case.ranges {
+            at += to_usize(*skip);
+            let end = at + to_usize(*length);
+            (at..end).zip(*offset..).for_each(|(place, byte)| belongs[place] = Some(byte));
+            moves.push((Extent::new(*offset, *length), buffer.region(at..end).expect("in range")));
+            at = end;
+        }
+        let reachable = check_direct(&moves, rules).is_ok();
+        let chunks = plan_file(0, case.direction, facts, &[span(0, FILE_BYTES, Source::Direct, false)], moves, limits);
+        for chunk in &chunks {
+            for (extent, region) in chunk.wanted_pieces() {
+                let start = region.address() - buffer.address();
+                for (place, byte) in (start..start + region.len()).zip(extent.offset..) {
+                    prop_assert_eq!(belongs[place].take(), Some(byte), "planned twice, or to the wrong place");
+                }
+            }
+            match (chunk.source, &chunk.placement) {
+                (Source::Direct, Placement::Straight(regions)) => {
+                    let Extent { offset, length } = chunk.extent;
+                    prop_assert!(Alignment::PAGE.divides(offset) && Alignment::PAGE.divides(length));
+                    prop_assert!(length <= limits.drive_chunk_bytes && regions.len() <= limits.segments_max);
+                    prop_assert!(regions.iter().all(|region| rules.memory.divides(region.address() as u64)));
+                    prop_assert_eq!((chunk.alignment, chunk.wanted), (Alignment::PAGE, length));
+                }
+                (Source::Direct, Placement::ThroughRing(_)) => prop_assert!(false, "nothing is staged on the direct path"),
+                // No drive reaches the device's memory any other way.
+                (Source::Drive, placement) => prop_assert!(matches!(placement, Placement::ThroughRing(_))),
+                (Source::PageCache, _) => {}
+            }
+            let whole_block = |(extent, _): &(Extent, Region)| extent.aligned_core(Alignment::PAGE).is_some();
+            if reachable && chunk.source != Source::Direct && case.direction == Direction::Read {
+                prop_assert!(!chunk.wanted_pieces().iter().any(whole_block), "a whole block was staged");
+            }
+        }
+        prop_assert!(belongs.iter().all(Option::is_none), "some byte was not planned");
     }
 }
 
