@@ -69,6 +69,10 @@ static GPU_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// This process's session for a device: one for each, made when first asked for.
 pub(crate) fn session(device: Device) -> thruway::Result<Session> {
+    if let Device::Pci(_) = device {
+        let what = format!("no framework's tensors lie on {device}");
+        return Err(Error::new(ErrorKind::Unsupported, what).with_hint("use the command `thruway`, or the Rust library"));
+    }
     if device != Device::Host {
         let id = std::process::id();
         match GPU_PROCESS.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire) {

@@ -65,6 +65,24 @@ fn a_gpu_that_is_not_there_is_an_error_and_no_silent_fallback() {
 }
 
 #[test]
+fn a_pci_device_is_named_in_full_and_must_be_there() {
+    let directory = scratch();
+    save(&directory.path().join("m.safetensors"), &TENSORS, 3);
+    for short in ["pci:03:00.0", "pci:", "pci:0000:03:00"] {
+        let usage = run(directory.path(), ["load", "m.safetensors", "--device", short]);
+        assert!(usage.status == Some(2) && usage.stderr.contains("no PCI address"), "{usage:?}");
+    }
+    let load = ["load", "m.safetensors", "--device", "pci:0000:03:00.0", "--json"];
+    let output = common::command(directory.path()).args(load).env("THRUWAY_PCI_DEVICES", directory.path()).output();
+    let output = output.expect("run");
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
+    assert_eq!((output.status.code(), object["error"]["kind"].as_str()), (Some(1), Some("unsupported")), "{object}");
+    assert_eq!(object["error"]["context"]["device"], "pci:0000:03:00.0");
+    let copy = run(directory.path(), ["copy", "m.safetensors", "c.safetensors", "--device", "cuda:0"]);
+    assert!(copy.status == Some(2) && copy.stderr.contains("through a PCI device"), "{copy:?}");
+}
+
+#[test]
 fn repeated_loads_are_told_one_by_one_and_the_first_stands_on_top() {
     let directory = scratch();
     save(&directory.path().join("m.safetensors"), &TENSORS, 4);
