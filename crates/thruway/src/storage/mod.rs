@@ -10,6 +10,7 @@ mod file;
 mod limits;
 mod namespace;
 mod os_file;
+mod process;
 mod publish;
 mod residency;
 
@@ -17,5 +18,7 @@ pub use file::{Access, Buffering, DirectRules, File, Identity};
 pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};
 pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
 pub use os_file::OsFile;
+pub use process::Process;
 pub use publish::Staging;
+pub(crate) use publish::{name_of_temporary, temporary_name};
 pub use residency::{Residency, drop_from_page_cache};
