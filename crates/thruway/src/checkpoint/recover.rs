@@ -69,8 +69,13 @@ impl Checkpoints {
     /// The steps whose files are all there, at their sizes.
     fn whole_steps(&self) -> Result<Vec<u64>> {
         let listing = Listing::read(&*self.context.namespace, &self.directory)?;
-        let is_whole = |names: &Vec<DirectoryName>| names.last().is_some_and(|last| is_whole(self, *last));
-        Ok(listing.steps.iter().filter(|(_, names)| is_whole(names)).map(|(step, _)| *step).collect())
+        let mut whole = Vec::new();
+        for (step, names) in &listing.steps {
+            if names.last().map_or(Ok(false), |last| is_whole(self, *last))? {
+                whole.push(*step);
+            }
+        }
+        Ok(whole)
     }
 
     /// Takes away what retention lets go: the steps that went, and what could not be done.
@@ -127,7 +132,7 @@ pub(super) fn settle(checkpoints: &Checkpoints, step: u64) -> Result<bool> {
     let directory = &checkpoints.directory;
     let listing = Listing::read(namespace, directory)?;
     let Some((newest, older)) = listing.steps.get(&step).and_then(|names| names.split_last()) else { return Ok(false) };
-    if newest.replacement == 0 || !is_whole(checkpoints, *newest) {
+    if newest.replacement == 0 || !is_whole(checkpoints, *newest)? {
         return Ok(false);
     }
     // Its own name may not be durable yet: whoever published it may have died before that.
@@ -141,11 +146,16 @@ pub(super) fn settle(checkpoints: &Checkpoints, step: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether all files of a checkpoint are there at their sizes.
-fn is_whole(checkpoints: &Checkpoints, name: DirectoryName) -> bool {
+/// Whether all files of a checkpoint are there at their sizes. That it cannot be found out is an error, not an answer.
+fn is_whole(checkpoints: &Checkpoints, name: DirectoryName) -> Result<bool> {
+    use ErrorKind::{Malformed, Mismatch, NotFound, UnexpectedEof, Unsupported};
     let path = checkpoints.directory.join(name.to_string());
     let manifest = read_manifest(&checkpoints.context, &path, name.step);
-    manifest.is_ok_and(|manifest| ensure_whole(&*checkpoints.context.namespace, &path, &manifest).is_ok())
+    match manifest.and_then(|manifest| ensure_whole(&*checkpoints.context.namespace, &path, &manifest)) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.kind(), NotFound | Malformed | UnexpectedEof | Mismatch | Unsupported) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes a checkpoint away.
