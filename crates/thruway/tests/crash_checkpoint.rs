@@ -364,3 +364,38 @@ fn nobody_else_can_change_the_directory_during_a_save_but_everybody_can_read_it(
     drop(lock);
     save(&here, 3, 3, options()).expect("free again");
 }
+
+/// A replacement whose name could not be made durable counts all the same. Before the old one goes, the name must be made so.
+#[test]
+fn a_replacement_in_doubt_is_made_durable_before_the_old_one_goes() {
+    let case = a_save_in_the_place_of_another();
+    let steps = case.steps();
+    let in_doubt = |step: u64| {
+        let disk = case.disk.reboot_all_kept();
+        disk.fail_at(step, libc::EIO);
+        let outcome = (case.change)(&checkpoints(&disk));
+        outcome.is_err_and(|error| error.context("published").is_some()).then_some(disk)
+    };
+    let publication = (0..steps.len() as u64).find(|step| in_doubt(*step).is_some()).expect("the parent is synced");
+    let begun = in_doubt(publication).expect("as before").operations();
+    let recovered_by = |cut: u64| {
+        let disk = in_doubt(publication).expect("as before");
+        disk.power_cut_at(begun + cut);
+        (checkpoints(&disk).recover().is_ok(), disk)
+    };
+    let mut cut = 0;
+    loop {
+        let (done, disk) = recovered_by(cut);
+        for seed in 0..40 {
+            let when = format!("power cut in step {cut} of the recovery ({:?}), seed {seed}", disk.failed().get(1));
+            let survivor = disk.reboot(seed);
+            let found = look(&survivor, &[&case.before, &case.after], &when);
+            assert_eq!(found.keys().collect::<Vec<_>>(), [&1, &2], "{when}");
+        }
+        if done && disk.failed().len() == 1 {
+            break;
+        }
+        cut += 1;
+    }
+    assert!(cut > 10, "the recovery took {cut} steps");
+}
