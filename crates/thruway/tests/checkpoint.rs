@@ -417,3 +417,74 @@ fn metadata_of_a_group_stands_in_its_shards_and_that_of_the_checkpoint_in_the_ma
     group.metadata.insert("thruway.save_id".to_owned(), "mine".to_owned());
     checkpoints.save(2, &[group], &Json::default(), options()).expect_err("a key of the checkpoint's own");
 }
+
+#[test]
+fn tensors_of_every_size_around_a_block_come_back() {
+    let scratch = scratch_dir();
+    let checkpoints = checkpoints(scratch.path());
+    let sizes: Vec<u64> = (0..70).chain(500..530).chain(4090..4105).chain(8185..8194).chain([1 << 20]).collect();
+    let specs: Vec<(String, Vec<u64>)> = sizes.iter().map(|size| (format!("t{size}"), vec![*size])).collect();
+    let specs: Vec<(&str, Dtype, &[u64])> = specs.iter().map(|(name, shape)| (name.as_str(), Dtype::U8, &**shape)).collect();
+    let known = model(8, &specs);
+    for (step, shard) in [(1, ByteSize(1 << 30)), (2, ByteSize(20_000))] {
+        let options = CheckpointOptions::default().max_shard_size(shard);
+        checkpoints.save(step, &[Group::new("model", known.sources())], &Json::default(), options).expect("saved");
+        let restored = checkpoints.restore(&RestoreOptions::default()).expect("restored");
+        known.assert_loaded(&restored.groups["model"].tensors);
+    }
+}
+
+/// The variable that makes a child of this program: where it saves.
+const CHILD_VARIABLE: &str = "THRUWAY_CHECKPOINT_LIMITED_CHILD";
+
+/// Not a test of its own: what others run under a limit of the shell's.
+#[test]
+fn child_that_saves_under_a_limit() {
+    let Some(directory) = std::env::var_os(CHILD_VARIABLE) else { return };
+    let options = options().max_shard_size(ByteSize(2000));
+    let state = State::at(2);
+    match checkpoints(Path::new(&directory)).save(2, &state.groups(), &state.structure(), options) {
+        Ok(saved) => println!("\nchild saved {} files", saved.receipt.files.len()),
+        Err(error) => println!("\nchild failed: {}: {error}", error.kind().name()),
+    }
+}
+
+/// Saves step 2 in a child under this limit, beside step 1, and gives what the child said.
+fn save_under(limit: &str) -> (tempfile::TempDir, Checkpoints, String) {
+    let (scratch, checkpoints) = saved(&[1]);
+    let program = std::env::current_exe().expect("this program");
+    let output = Command::new("sh")
+        .args(["-c", &format!("{limit} && exec \"$0\" --exact child_that_saves_under_a_limit --nocapture")])
+        .arg(program)
+        .env(CHILD_VARIABLE, checkpoints.directory())
+        .output()
+        .expect("a shell");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = said.lines().find(|line| line.starts_with("child ")).unwrap_or_else(|| panic!("{output:?}"));
+    (scratch, checkpoints, line.to_owned())
+}
+
+#[test]
+fn a_save_of_more_files_than_may_be_open_goes_well() {
+    let (_scratch, checkpoints, said) = save_under("ulimit -n 40");
+    assert!(said.starts_with("child saved "), "{said}");
+    assert!(std::fs::read_dir(checkpoints.directory_of(2).expect("saved")).expect("files").count() > 5);
+    assert_restored(&State::at(2), &checkpoints, &RestoreOptions::default());
+}
+
+#[test]
+fn too_few_descriptors_are_said_before_anything_is_made() {
+    let (_scratch, checkpoints, said) = save_under("ulimit -n 12");
+    assert!(said.starts_with("child failed: limit reached"), "{said}");
+    assert_eq!(names(checkpoints.directory()), [".thruway-lock", "step-00000001"]);
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_fails_the_save_and_leaves_what_was_there() {
+    // In blocks of 512 bytes, or 1024 in some shells: below the largest shard. The signal that goes with it is ignored, as Python
+    // and the command do.
+    let (_scratch, checkpoints, said) = save_under("trap '' XFSZ && ulimit -f 10");
+    assert!(said.starts_with("child failed: "), "{said}");
+    assert_eq!(names(checkpoints.directory()), [".thruway-lock", "step-00000001"]);
+    assert_restored(&State::at(1), &checkpoints, &RestoreOptions::default());
+}

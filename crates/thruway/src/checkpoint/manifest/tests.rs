@@ -140,3 +140,22 @@ fn what_is_not_a_manifest_of_this_version_is_refused_with_the_reason() {
     assert_eq!(refusal(&inner).kind(), ErrorKind::Malformed);
     assert!(Json::new(deep).is_err() && Json::new("{").is_err() && Json::new("NaN").is_err());
 }
+
+#[test]
+fn lengths_beyond_what_32_bits_hold_come_back() {
+    for bytes in [i32::MAX as u64, 1 << 31, (1 << 31) + 4096, (1 << 32) + 1, (1 << 41) + 1] {
+        let mut manifest = manifest();
+        manifest.chunk_bytes = 1 << 30;
+        manifest.groups[0].tensors[0].chunks.clear();
+        manifest.groups.truncate(2);
+        let optimizer = &mut manifest.groups[1].tensors[0];
+        (optimizer.bytes, optimizer.shape) = (bytes, vec![bytes]);
+        let chunks = bytes.div_ceil(1 << 30);
+        optimizer.set_chunk_sums((0..chunks).map(|chunk| Checksum::of(&chunk.to_le_bytes())).collect(), 1 << 30);
+        manifest.files[3].bytes = 80 + bytes;
+        let text = manifest.to_text().expect("nothing is wrong with it");
+        let back = Manifest::parse(text.as_bytes()).expect("our own text");
+        assert_eq!(back, manifest);
+        assert_eq!((back.groups[1].tensors[0].extent().end(), back.tensor_bytes()), (80 + bytes, bytes + 10_100));
+    }
+}
