@@ -488,3 +488,37 @@ fn a_limit_on_the_length_of_files_fails_the_save_and_leaves_what_was_there() {
     assert_eq!(names(checkpoints.directory()), [".thruway-lock", "step-00000001"]);
     assert_restored(&State::at(1), &checkpoints, &RestoreOptions::default());
 }
+
+#[test]
+fn of_many_who_save_at_once_each_has_saved_or_was_refused() {
+    let scratch = scratch_dir();
+    let directory = scratch.path().join("run");
+    let attempts = |thread: u64| {
+        let here = checkpoints(&directory);
+        let mut saved = Vec::new();
+        for step in (0..8).map(|number| thread * 8 + number) {
+            let state = State::tiny(step);
+            match here.save(step, &state.groups(), &state.structure(), options()) {
+                Ok(done) => {
+                    assert!(done.warnings.is_empty(), "{:?}", done.warnings);
+                    saved.push(step);
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}"),
+            }
+        }
+        saved
+    };
+    let mut saved: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || attempts(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
+    saved.sort_unstable();
+    let here = checkpoints(&directory);
+    assert!(!saved.is_empty());
+    assert_eq!(here.steps().expect("steps"), saved);
+    for step in saved {
+        let restored = here.restore(&RestoreOptions::default().step(step)).expect("whole");
+        assert_eq!(State::tiny(step).difference(&restored), None, "step {step}");
+    }
+    assert!(names(&directory).iter().all(|name| name == ".thruway-lock" || name.starts_with("step-")));
+}

@@ -26,7 +26,10 @@ const TAKING: &str = "-taking";
 pub(super) fn take(namespace: &dyn Namespace, directory: &Path) -> Result<Box<dyn Lock>> {
     let path = directory.join(LOCK);
     let second = PathBuf::from(format!("{}{TAKING}", path.display()));
-    let taking = namespace.lock(&second)?;
+    let taking = namespace.lock(&second).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => refused(error, None),
+        _ => error,
+    })?;
     let lock = match namespace.lock(&path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             let owner = read_owner(namespace, &path);
@@ -118,6 +121,20 @@ mod tests {
         take(&OsNamespace, directory.path()).expect("free");
         let names: Vec<_> = OsNamespace.list(directory.path()).expect("a list");
         assert_eq!(names, [LOCK], "the takeover leaves nothing behind");
+    }
+
+    #[test]
+    fn whoever_comes_while_another_is_taking_it_is_refused_and_never_judges_an_old_record() {
+        let directory = directory();
+        let path = directory.path().join(LOCK);
+        drop(take(&OsNamespace, directory.path()).expect("free"));
+        let gone = Process { started: Process::this().started + 1, ..Process::this() };
+        write_owner(&OsNamespace, &path, &gone).expect("a small file");
+        // Another has taken the lock and not yet signed it.
+        let _taking = OsNamespace.lock(&PathBuf::from(format!("{}{TAKING}", path.display()))).expect("free");
+        let _lock = OsNamespace.lock(&path).expect("free");
+        let error = take(&OsNamespace, directory.path()).expect_err("it is being taken");
+        assert_eq!((error.kind(), error.context("owner")), (ErrorKind::AlreadyExists, Some("unknown")));
     }
 
     #[test]
