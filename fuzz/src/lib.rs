@@ -37,3 +37,29 @@ pub fn check_index(text: &[u8]) {
     assert_eq!(again.weight_map, index.weight_map);
     assert_eq!(again.total_size, index.total_size);
 }
+
+/// Reads a manifest. Panics if an accepted one breaks a promise or does not come back from its own text.
+pub fn check_manifest(text: &[u8]) {
+    use thruway::checkpoint::Manifest;
+    let Ok(manifest) = Manifest::parse(text) else { return };
+    let mut reached: Vec<u64> = manifest.files.iter().map(|file| file.head_bytes).collect();
+    for file in &manifest.files {
+        assert!(!file.name.contains(['/', '\0']) && !file.name.starts_with('.'), "{:?} could lead elsewhere", file.name);
+    }
+    for tensor in manifest.groups.iter().flat_map(|group| &group.tensors) {
+        let file = &manifest.files[tensor.file];
+        assert!(tensor.offset >= file.head_bytes && tensor.extent().end() <= file.bytes);
+        reached[tensor.file] += tensor.bytes;
+    }
+    for (file, reached) in manifest.files.iter().zip(reached) {
+        assert_eq!(file.bytes, reached, "{} is covered to its last byte", file.name);
+    }
+    let again = Manifest::parse(manifest.to_text().expect("it was accepted").as_bytes()).expect("our own text");
+    assert_eq!(again, manifest);
+}
+
+/// The same for bytes that are the inside of a manifest: in a frame whose checksum fits, or no change would ever reach the JSON.
+pub fn check_manifest_inside(inner: &[u8]) {
+    let sum = thruway::checkpoint::Checksum::of(inner);
+    check_manifest(&[format!("{{\"checksum\":\"{sum}\",\"manifest\":").as_bytes(), inner, b"}\n"].concat());
+}

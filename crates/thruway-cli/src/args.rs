@@ -1,5 +1,7 @@
 //! The command line. Parsing has no effects: what is on disk is looked at later.
 
+pub(crate) mod checkpoint;
+
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
@@ -13,6 +15,7 @@ Examples:
   thruway copy model/ fast/ --max-shard-size 5GB
   thruway inspect model.safetensors
   thruway verify copy/ --against model/
+  thruway checkpoint list runs/7b
   thruway bench --size 4GB --json
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
@@ -43,6 +46,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Read every byte of a model, and compare it with another one.
     Verify(VerifyArgs),
+    /// Training checkpoints: list, show, verify, compare, prune, recover.
+    Checkpoint(checkpoint::CheckpointArgs),
     /// Measure this machine's limits and Thruway on each path beside them.
     Bench(BenchArgs),
 }
@@ -244,12 +249,14 @@ mod tests {
 
     #[test]
     fn every_command_and_option_is_explained() {
-        for command in Args::command().get_subcommands() {
+        fn check(command: &clap::Command) {
             assert!(command.get_about().is_some(), "{}", command.get_name());
             for arg in command.get_arguments() {
                 assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
             }
+            command.get_subcommands().for_each(check);
         }
+        Args::command().get_subcommands().for_each(check);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! - [`conformance`]: the engine contract as one suite, for every engine and every layer.
 //! - [`simdisk`]: a disk whose power can be cut at every step.
 //! - [`fixtures`]: models whose bytes are known, and a place to put them.
+//! - [`training`]: a training run's state at every step, for checkpoints.
 //! - [`random`]: what seeds decide.
 
 pub mod conformance;
@@ -15,6 +16,7 @@ pub mod fake_cufile;
 pub mod fixtures;
 pub mod random;
 pub mod simdisk;
+pub mod training;
 
 pub use fake_cuda::fake_cuda_path;
 pub use fake_cufile::fake_cufile_path;

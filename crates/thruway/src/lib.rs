@@ -19,6 +19,7 @@
 //! # Where to look
 //! - [`Session`]: the entry; owns the ring, the engines and the counters.
 //! - [`model`]: safetensors files and sharded directories as one set of tensors; loading, saving, copying.
+//! - [`checkpoint`]: training checkpoints: saved so that none is ever torn, and restored against checksums.
 //! - [`transfer`]: the mechanism below: moves in, receipt out.
 //! - [`io`]: the engines and their contract; [`io::policy`] decides which way bytes go.
 //! - [`memory`], [`storage`], [`cuda`]: buffers, files, GPUs.
@@ -34,6 +35,7 @@
 struct Readme;
 
 pub mod base;
+pub mod checkpoint;
 #[expect(unsafe_code, reason = "the driver is a C library")]
 pub mod cuda;
 pub mod format;
@@ -48,6 +50,7 @@ pub mod telemetry;
 pub mod transfer;
 
 pub use base::{Alignment, ByteSize, Error, ErrorKind, Extent, PciAddress, Result};
+pub use checkpoint::Checkpoints;
 pub use format::safetensors::Dtype;
 pub use io::Direction;
 pub use io::policy::{Path, PathPolicy};

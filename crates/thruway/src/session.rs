@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
+use crate::checkpoint::Checkpoints;
 use crate::cuda::Gpu;
 use crate::io::direct::DirectPath;
 use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
@@ -76,6 +77,11 @@ impl Session {
     /// power cut might still undo it, because the directory could not be synced.
     pub fn save(&self, tensors: &[Source], target: impl AsRef<Path>, options: SaveOptions) -> Result<Receipt> {
         model::save(&self.context, self.policy, tensors, target.as_ref(), options)
+    }
+
+    /// The training checkpoints in a directory. Touches nothing yet.
+    pub fn checkpoints(&self, directory: impl AsRef<Path>) -> Checkpoints {
+        Checkpoints::new(Arc::clone(&self.context), self.policy, directory.as_ref())
     }
 
     /// Carries out moves between files and memory. Returns when nothing moves any more.

@@ -12,7 +12,7 @@ use crate::lexer::{Kind, Token, group_end};
 const ARROWS: [(&str, &[&str]); 14] = [
     ("session", &["model", "checkpoint", "dataset", "blockstore", "doctor"]),
     ("model", &["format", "transfer"]),
-    ("checkpoint", &["format", "transfer"]),
+    ("checkpoint", &["model"]),
     ("dataset", &["format", "transfer"]),
     ("blockstore", &["transfer"]),
     ("transfer", &["io"]),

@@ -1,6 +1,7 @@
 //! The commands: one file each.
 
 mod bench;
+mod checkpoint;
 mod copy;
 mod demo;
 mod inspect;
@@ -21,6 +22,7 @@ pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
         Command::Copy(args) => copy::run(args, &output),
         Command::Inspect(args) => inspect::run(args, &output),
         Command::Verify(args) => verify::run(args, &output),
+        Command::Checkpoint(args) => checkpoint::run(args, &output),
         Command::Bench(args) => bench::run(args, &output, again),
     };
     output.finish(result)

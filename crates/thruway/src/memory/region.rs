@@ -233,6 +233,28 @@ impl Region {
         self
     }
 
+    /// The bytes, for whoever wants to look at what is about to be written.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for memory that the processor does not reach, and for a writable region, whose
+    /// bytes may be changing.
+    pub fn host_bytes(&self) -> Result<&[u8]> {
+        if !self.kind().is_host_accessible() {
+            return Err(
+                Error::new(ErrorKind::InvalidInput, "the tensor lies in GPU memory").with_hint("copy it to the host first")
+            );
+        }
+        if self.access != Access::ReadOnly {
+            return Err(busy("may be being filled"));
+        }
+        if self.is_empty() {
+            return Ok(&[]);
+        }
+        // SAFETY: the block is valid for reads of `len` bytes from `address` (contract of `Memory`), and while this read-only
+        // claim lives its owner gives out no writable one (see the module's doc) and no `&mut` to the bytes.
+        Ok(unsafe { std::slice::from_raw_parts(self.address() as *const u8, self.len) })
+    }
+
     /// Asks the kernel for the region's pages now, so that whoever writes to them does not wait for each. Where the kernel
     /// cannot (before Linux 5.14), or the memory is no mapping of ordinary pages, nothing happens.
     pub fn prefault(&self) {

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use super::open::{Model, ModelFile};
 use super::resolve::{INDEX, SINGLE};
-use super::save::{Form, ShardPlan, Writer, index_of, plan_shards};
+use super::save::{index_of, plan_shards};
 use super::stream::{StreamOptions, StreamWindow, WINDOW_BYTES, stream};
+use super::writer::{Form, ShardPlan, Writer, lay_out};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::format::safetensors::{Index, TensorSpec, shard_file_name};
 use crate::io::policy::{Path as TransferPath, PathPolicy};
@@ -76,14 +77,15 @@ impl Model {
         let write_policy = if policy == PathPolicy::Require(TransferPath::Direct) { policy } else { PathPolicy::Auto };
         let write = TransferOptions { cancel, policy: write_policy, ..TransferOptions::default() };
         let read = TransferOptions { policy, ..write.clone() };
-        let (writer, mut written) = Writer::begin(&self.context, target, form, shards, index, &write)?;
+        let files = lay_out(&shards, index.map(|index| (INDEX.to_owned(), index)), 0)?;
+        let (writer, mut written) = Writer::begin(&self.context, target, form, files, &write)?;
         let mut moved = 0;
         let read = StreamOptions { transfer: read, window_bytes, in_host_memory: false };
         let read = stream(self, &read, |StreamWindow { buffer, parts }| {
             let mut moves: Vec<Move> = Vec::with_capacity(parts.len());
             for part in &parts {
                 let region = buffer.source(part.at..part.at + part.length)?;
-                moves.push(writer.place(&self.entries[part.entry].name, part.offset, region)?);
+                moves.push(writer.place(0, &self.entries[part.entry].name, part.offset, region)?);
             }
             let step = run(&self.context, moves, &write).map_err(|error| writer.name_tensor(error))?;
             moved += step.bytes;
@@ -108,7 +110,8 @@ impl Model {
         if max_shard_bytes.is_some() || (self.files.len() == 1 && self.index.is_none()) {
             let sizes: Vec<u64> = self.entries.iter().map(|entry| entry.extent.length).collect();
             let specs = self.entries.iter().map(spec).collect();
-            let (form, shards, index) = plan_shards(specs, &sizes, max_shard_bytes, &self.common_metadata())?;
+            let (shards, index) = plan_shards("model", specs, &sizes, max_shard_bytes, &self.common_metadata())?;
+            let form = if max_shard_bytes.is_some() { Form::Directory } else { Form::File };
             return Ok((form, shards, index.map(with_notes)));
         }
         let metadata = self.files.iter().map(|file| file.metadata.clone().unwrap_or_default());

@@ -6,7 +6,8 @@
 //! | open | each file's header, in batches | `open` |
 //! | load | the tensors wanted | `load` |
 //! | stream | every tensor through two windows, for `verify` and `copy` | `stream` |
-//! | save | tensors from memory, published at once | `save` |
+//! | save | tensors from memory | `save` |
+//! | write | files staged together and published at once, for `save`, `copy` and checkpoints | `writer` |
 
 mod copy;
 mod entry;
@@ -18,11 +19,14 @@ mod save;
 mod stream;
 mod tensors;
 mod verify;
+mod writer;
 
 pub use copy::CopyOptions;
 pub use entry::ModelEntry;
 pub use load::{Allocation, Allocator, LoadOptions, Place};
 pub use open::Model;
+pub(crate) use save::plan_group;
 pub use save::{SaveOptions, Source, save};
 pub use tensors::{Tensor, Tensors};
 pub use verify::{Difference, Verdict, VerifyOptions};
+pub(crate) use writer::{FilePlan, Form, Writer};

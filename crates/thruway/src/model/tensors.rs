@@ -101,18 +101,25 @@ impl Tensor {
         Ok(())
     }
 
-    /// The SHA-256 of its bytes as they lie in memory.
-    fn digest(&self) -> Result<Digest> {
+    /// Its bytes in order, in host memory: all at once if they lie there, else copied so many at a time.
+    pub(crate) fn read_by(&self, window_bytes: usize, mut take: impl FnMut(&[u8])) -> Result<()> {
         if let Buffer::Host(buffer) = &*self.buffer {
-            return Ok(Digest::of(&buffer.bytes()?[self.range.clone()]));
+            take(&buffer.bytes()?[self.range.clone()]);
+            return Ok(());
         }
-        let mut digester = Digester::default();
-        let mut window = vec![0; DIGEST_WINDOW_BYTES.min(self.range.len())];
-        for offset in (0..self.range.len()).step_by(DIGEST_WINDOW_BYTES) {
+        let mut window = vec![0; window_bytes.min(self.range.len())];
+        for offset in (0..self.range.len()).step_by(window_bytes) {
             let length = window.len().min(self.range.len() - offset);
             self.copy_part(offset, &mut window[..length])?;
-            digester.update(&window[..length]);
+            take(&window[..length]);
         }
+        Ok(())
+    }
+
+    /// The SHA-256 of its bytes as they lie in memory.
+    fn digest(&self) -> Result<Digest> {
+        let mut digester = Digester::default();
+        self.read_by(DIGEST_WINDOW_BYTES, |bytes| digester.update(bytes))?;
         Ok(digester.finish())
     }
 

@@ -85,6 +85,16 @@ impl Model {
         self.digests_by(&StreamOptions { transfer, window_bytes: WINDOW_BYTES, in_host_memory: true })
     }
 
+    /// Reads every byte, and hands them to `take`: which entry, and the next bytes of it. Entries are in order.
+    pub(crate) fn read_all(&self, options: &TransferOptions, mut take: impl FnMut(usize, &[u8])) -> Result<Receipt> {
+        let options = StreamOptions { transfer: options.clone(), window_bytes: WINDOW_BYTES, in_host_memory: true };
+        stream(self, &options, |StreamWindow { buffer, parts }| {
+            let bytes = buffer.bytes()?;
+            parts.iter().for_each(|part| take(part.entry, &bytes[part.at..part.at + part.length]));
+            Ok(buffer)
+        })
+    }
+
     fn digests_by(&self, options: &StreamOptions) -> Result<(Vec<Digest>, Receipt)> {
         let mut digesters = vec![None::<Digester>; self.entries.len()];
         let mut digests = vec![Digest::of(&[]); self.entries.len()];

@@ -13,6 +13,7 @@ mod limits;
 mod namespace;
 mod numa;
 mod os_file;
+mod process;
 mod publish;
 mod published;
 mod residency;
@@ -24,6 +25,8 @@ pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, ope
 pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
 pub use numa::processors_near;
 pub use os_file::OsFile;
+pub use process::Process;
 pub use publish::Staging;
+pub(crate) use publish::{name_of_temporary, temporary_name};
 pub use published::{PCI_DEVICES, PublishedMemory};
 pub use residency::{Residency, drop_from_page_cache, exact_residency, forget};

@@ -134,10 +134,12 @@ pub trait Namespace: Send + Sync + Debug {
         self.open_directory(path)?.sync()
     }
 
-    /// Locks a file against other processes, without waiting.
+    /// Locks a file against other processes, without waiting. It is created if it is not there. The lock is of the file that
+    /// has the name when this returns: whoever removes the file takes it from its holder.
     ///
     /// # Errors
-    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if another holds the lock.
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if another holds the lock, [`Unsupported`](ErrorKind::Unsupported) if the
+    /// filesystem has no locks.
     fn lock(&self, path: &Path) -> Result<Box<dyn Lock>>;
 
     /// The bytes free to this user on the filesystem of a directory; `u64::MAX` where it does not tell.
@@ -145,6 +147,14 @@ pub trait Namespace: Send + Sync + Debug {
     /// # Errors
     /// Whatever the filesystem reports.
     fn free_bytes(&self, directory: &Path) -> Result<u64>;
+
+    /// How many more files the filesystem of a directory can hold; `u64::MAX` where it does not tell.
+    ///
+    /// # Errors
+    /// Whatever the filesystem reports.
+    fn free_files(&self, _directory: &Path) -> Result<u64> {
+        Ok(u64::MAX)
+    }
 }
 
 /// The operating system's filesystem.
@@ -250,11 +260,30 @@ impl Namespace for OsNamespace {
 
     fn lock(&self, path: &Path) -> Result<Box<dyn Lock>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        let fd = opened(path, flags, Mode::from_raw_mode(0o666)).map_err(|errno| failed("cannot open the lock", path, errno))?;
-        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Box::new(OsLock { _fd: fd })),
-            Err(Errno::WOULDBLOCK) => Err(Error::new(ErrorKind::AlreadyExists, "another process holds the lock").with_file(path)),
-            Err(errno) => Err(failed("cannot lock", path, errno)),
+        loop {
+            let fd =
+                opened(path, flags, Mode::from_raw_mode(0o666)).map_err(|errno| failed("cannot open the lock", path, errno))?;
+            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::INTR) => continue,
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(Error::new(ErrorKind::AlreadyExists, "another process holds the lock").with_file(path));
+                }
+                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => {
+                    return Err(Error::new(ErrorKind::Unsupported, "the filesystem has no locks")
+                        .with_file(path)
+                        .with_hint("mount it with locks (Lustre: `-o flock`)"));
+                }
+                Err(errno) => return Err(failed("cannot lock", path, errno)),
+            }
+            let lock = OsLock { fd };
+            let locked = rustix::fs::fstat(&lock.fd).map_err(|errno| failed("cannot examine the lock", path, errno))?;
+            // Between opening and locking somebody may have removed it, and a third made and locked another.
+            match rustix::fs::stat(path) {
+                Ok(named) if (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino) => return Ok(Box::new(lock)),
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(failed("cannot examine the lock", path, errno)),
+            }
         }
     }
 
@@ -262,6 +291,13 @@ impl Namespace for OsNamespace {
         let stat =
             rustix::fs::statvfs(directory).map_err(|errno| failed("cannot examine the filesystem of", directory, errno))?;
         Ok(free_of(stat.f_blocks, stat.f_bavail, stat.f_frsize))
+    }
+
+    fn free_files(&self, directory: &Path) -> Result<u64> {
+        let stat =
+            rustix::fs::statvfs(directory).map_err(|errno| failed("cannot examine the filesystem of", directory, errno))?;
+        // Some (btrfs) make inodes as they need them, and report none at all.
+        Ok(free_of(stat.f_files, stat.f_favail, 1))
     }
 }
 
@@ -297,10 +333,18 @@ impl Directory for OsDirectory {
 
 #[derive(Debug)]
 struct OsLock {
-    _fd: OwnedFd,
+    fd: OwnedFd,
 }
 
 impl Lock for OsLock {}
+
+impl Drop for OsLock {
+    fn drop(&mut self) {
+        // Closing would do, were it not for children of a fork, which share the lock and may live on. If it fails, closing is
+        // all that is left.
+        rustix::fs::flock(&self.fd, FlockOperation::Unlock).ok();
+    }
+}
 
 /// Opens with EINTR retried: a signal during the opening of a file on a network says nothing about the file.
 fn opened(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
@@ -339,6 +383,11 @@ pub(super) fn read_small_text(path: &str) -> Option<String> {
 /// Where a symbolic link of the kernel's leads; `None` if there is none.
 pub(super) fn link_target(path: &str) -> Option<PathBuf> {
     std::fs::read_link(path).ok()
+}
+
+/// Where a link of the kernel's (/proc) points; `None` if it cannot be read.
+pub(super) fn read_link_text(path: &str) -> Option<String> {
+    Some(std::fs::read_link(path).ok()?.to_string_lossy().into_owned())
 }
 
 /// How many names a directory holds; `None` if it cannot be read.

@@ -223,18 +223,42 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// `.<name>.thruway-<process>-<count>` beside `target`. A long name is cut so that the whole stays within the
+/// What follows the name in that of a temporary file or directory.
+const TEMPORARY: &str = ".thruway-";
+
+/// The name for which this one is temporary: where something is being written, or was left behind. `None` for other names.
+pub(crate) fn name_of_temporary(name: &OsStr) -> Option<&str> {
+    let (target, unique) = name.to_str()?.strip_prefix('.')?.rsplit_once(TEMPORARY)?;
+    let is_unique = unique.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    (is_unique && !target.is_empty() && !unique.is_empty()).then_some(target)
+}
+
+/// `.<name>.thruway-<process>-<count>-<time>` beside `target`. A long name is cut so that the whole stays within the
 /// 255 bytes that filesystems allow.
-fn temporary_name(target: &Path) -> Result<PathBuf> {
+pub(crate) fn temporary_name(target: &Path) -> Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let name =
         target.file_name().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the target has no file name").with_file(target))?;
     let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    let suffix = format!(".thruway-{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let suffix = format!("{TEMPORARY}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let bytes = name.as_bytes();
     let keep = bytes.len().min(254 - suffix.len());
     let mut temporary = OsString::from(".");
     temporary.push(OsStr::from_bytes(&bytes[..keep]));
     temporary.push(suffix);
     Ok(parent(target).join(temporary))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_name_tells_what_it_is_for_and_no_other_name_does() {
+        let temporary = temporary_name(Path::new("d/step-00001000")).expect("a name");
+        assert_eq!(name_of_temporary(temporary.file_name().expect("a name")), Some("step-00001000"));
+        for other in ["step-00001000", ".step-00001000", ".thruway-lock", ".x.thruway-", ".x.thruway-notes", "x.thruway-1-2-3"] {
+            assert_eq!(name_of_temporary(OsStr::new(other)), None, "{other}");
+        }
+    }
 }

@@ -1,0 +1,274 @@
+//! Saving: what is visible under a step's name is whole and durable, and everything before it stays until then.
+//!
+//! ```text
+//! lock → clear what the dead left → room? → stage beside → write ∥ checksums → sync the files → manifest, synced
+//!      → sync the staged directory → rename to its name → sync the parent │ committed
+//!      → retire what it replaces → retire what retention lets go → unlock
+//! ```
+//!
+//! A step that is there already is refused, unless it is to be replaced. Then the new one is committed under a name of its own
+//! (`step-00001000.r1`), which counts from its rename on; only then is the old one taken away, and the new one given the plain
+//! name. No filesystem can rename a directory over one that is not empty, and not all can exchange two; this needs neither.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::manifest::{Json, MANIFEST, Manifest, SaveId, World};
+use super::names::{DirectoryName, Listing};
+use super::plan::Plan;
+use super::retention::Retention;
+use super::{Checkpoints, checksum, lock, recover};
+use crate::base::{ByteSize, Error, ErrorKind, Result};
+use crate::cuda::CallerStream;
+use crate::io::policy::PathPolicy;
+use crate::model::{Form, Source, Writer};
+use crate::storage::open_files_left;
+use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
+
+/// How many descriptors a save needs at the least: two directories, the lock, and those of one lane.
+const DESCRIPTORS_MIN: usize = 16;
+
+/// A set of tensors that belong together: a model's, an optimizer's, …
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Its name: any text.
+    pub name: String,
+    /// The tensors, in host memory. Names are unique within a group.
+    pub tensors: Vec<Source>,
+    /// Text pairs for the `__metadata__` of its files.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Group {
+    /// A group of these tensors.
+    pub fn new(name: impl Into<String>, tensors: Vec<Source>) -> Self {
+        Self { name: name.into(), tensors, metadata: BTreeMap::new() }
+    }
+}
+
+/// How to save a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointOptions {
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) world: World,
+    pub(super) max_shard_bytes: Option<u64>,
+    pub(super) chunk_bytes: Option<u64>,
+    replace: bool,
+    retention: Retention,
+    policy: Option<PathPolicy>,
+    transfer: TransferOptions,
+}
+
+impl CheckpointOptions {
+    /// Text pairs of the user's, for the manifest.
+    #[must_use]
+    pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// Who saves: for the manifest.
+    #[must_use]
+    pub fn world(mut self, world: World) -> Self {
+        self.world = world;
+        self
+    }
+
+    /// The size of a shard, 5 GB unless told otherwise. A larger tensor gets one of its own.
+    #[must_use]
+    pub fn max_shard_size(mut self, size: ByteSize) -> Self {
+        self.max_shard_bytes = Some(size.bytes());
+        self
+    }
+
+    /// How much of a tensor has a checksum of its own, a multiple of 4 KiB; 16 MiB unless told otherwise.
+    #[must_use]
+    pub fn chunk_size(mut self, size: ByteSize) -> Self {
+        self.chunk_bytes = Some(size.bytes());
+        self
+    }
+
+    /// Replaces a checkpoint of the same step, which stays until the new one is committed.
+    #[must_use]
+    pub fn replace(mut self) -> Self {
+        self.replace = true;
+        self
+    }
+
+    /// Which checkpoints stay when this one is committed.
+    #[must_use]
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// Which path, instead of the session's.
+    #[must_use]
+    pub fn path(mut self, policy: PathPolicy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Told the bytes written so far.
+    #[must_use]
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.transfer.progress = Some(progress);
+        self
+    }
+
+    /// Begins when what is in this stream by now is done.
+    #[must_use]
+    pub fn after(mut self, stream: CallerStream) -> Self {
+        self.transfer.after = Some(stream);
+        self
+    }
+
+    /// Stops it; then nothing has changed.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.transfer.cancel = cancel;
+        self
+    }
+}
+
+/// A committed checkpoint.
+#[derive(Debug)]
+pub struct Saved {
+    /// Its step.
+    pub step: u64,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What it is known by.
+    pub save_id: SaveId,
+    /// How it was written.
+    pub receipt: Receipt,
+    /// The steps that retention let go.
+    pub removed: Vec<u64>,
+    /// What went wrong around it, the checkpoint itself being whole and durable: an old one that could not be removed, …
+    pub warnings: Vec<Error>,
+}
+
+impl Checkpoints {
+    /// Saves a checkpoint. When this returns it is whole and durable, and nothing but a damaged drive can lose it.
+    ///
+    /// The tensors must not change meanwhile. `structure` is whatever the caller keeps beside the tensors.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if the step is there and not to be replaced, or if another process changes
+    /// the directory (the fact `owner` says which); [`NoSpace`](ErrorKind::NoSpace) and
+    /// [`LimitReached`](ErrorKind::LimitReached) before a byte is written, as far as can be told; and whatever storage
+    /// reports. Then every checkpoint that was there is as it was, and what was written is removed or, after a kill,
+    /// recognisable by its name. With the fact `published` the new one is in place and whole, and only a power cut might
+    /// still undo it.
+    pub fn save(&self, step: u64, groups: &[Group], structure: &Json, options: CheckpointOptions) -> Result<Saved> {
+        let plan = Plan::new(step, groups, structure, &options)?;
+        self.create()?;
+        let _lock = lock::take(&*self.context.namespace, &self.directory)?;
+        let mut warnings = recover::sweep(self)?.warnings;
+        let found = Listing::read(&*self.context.namespace, &self.directory)?;
+        let name = match found.steps.get(&step).and_then(|names| names.last()) {
+            None => DirectoryName { step, replacement: 0 },
+            Some(last) if options.replace => DirectoryName { step, replacement: last.replacement.saturating_add(1) },
+            Some(last) => {
+                return Err(Error::new(ErrorKind::AlreadyExists, format!("step {step} is already saved here"))
+                    .with_file(&self.directory.join(last.to_string()))
+                    .with_hint("ask for it to be replaced, or remove it"));
+            }
+        };
+        self.preflight(&plan)?;
+        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), ..options.transfer };
+        let save_id = plan.manifest.save_id;
+        let receipt = self.write(plan, groups, &self.directory.join(name.to_string()), &transfer)?;
+        // Committed: from here on nothing can fail it.
+        if name.replacement > 0 {
+            warnings.extend(recover::settle(self, step).err());
+        }
+        let removed = match self.retire_superseded(options.retention) {
+            Ok((removed, failed)) => {
+                warnings.extend(failed);
+                removed
+            }
+            Err(error) => {
+                warnings.push(error);
+                Vec::new()
+            }
+        };
+        let path = self.directory_of(step).unwrap_or_else(|_| self.directory.join(name.to_string()));
+        Ok(Saved { step, path, save_id, receipt, removed, warnings })
+    }
+
+    /// What can be told of the room before anything is made. Blocks are reserved before the first tensor's byte moves, which
+    /// finds out about quotas.
+    fn preflight(&self, plan: &Plan) -> Result<()> {
+        let files = plan.files.len() as u64 + 2;
+        let free = self.context.namespace.free_files(&self.directory)?;
+        if free < files {
+            let message = format!("the checkpoint has {files} files, and the filesystem has room for {free} more");
+            return Err(Error::new(ErrorKind::NoSpace, message)
+                .with_file(&self.directory)
+                .with_hint("free inodes there (`df -i`), or make shards larger"));
+        }
+        match open_files_left() {
+            Some(left) if left < DESCRIPTORS_MIN => Err(Error::new(
+                ErrorKind::LimitReached,
+                format!("the process may open {left} more files, and a save needs {DESCRIPTORS_MIN}"),
+            )
+            .with_hint("raise the limit of open files (`ulimit -n`)")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stages, writes, syncs and publishes.
+    fn write(&self, plan: Plan, groups: &[Group], target: &std::path::Path, transfer: &TransferOptions) -> Result<Receipt> {
+        let begun = std::time::Instant::now();
+        let Plan { files, mut manifest, sources } = plan;
+        let (mut writer, mut receipt) = Writer::begin(&self.context, target, Form::Directory, files, transfer)?;
+        let mut moves: Vec<Move> = Vec::new();
+        for (number, group) in groups.iter().enumerate() {
+            for source in &group.tensors {
+                moves.push(writer.place(number, &source.spec.name, 0, source.region.clone())?);
+            }
+        }
+        // The processors have little to do while the drive writes.
+        let (moved, sums) = std::thread::scope(|scope| {
+            let summing = || checksums(groups, manifest.chunk_bytes);
+            let beside = std::thread::Builder::new().name("thruway-checksums".to_owned()).spawn_scoped(scope, summing);
+            let moved = run(&self.context, moves, transfer);
+            let sums = match beside {
+                Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => checksums(groups, manifest.chunk_bytes),
+            };
+            (moved, sums)
+        });
+        receipt.merge(moved.map_err(|error| writer.name_tensor(error))?);
+        fill_in(&mut manifest, &sources, sums?);
+        writer.sync()?;
+        if transfer.cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
+        }
+        let text = manifest.to_text()?.into_bytes();
+        receipt.merge(writer.add_synced(&self.context, (target, MANIFEST), text, transfer)?);
+        writer.publish(&mut receipt)?;
+        receipt.seconds = begun.elapsed().as_secs_f64();
+        Ok(receipt)
+    }
+}
+
+/// The checksums of every tensor's chunks, group by group, from the caller's memory. (Those of tensors in GPU memory would be
+/// computed where their bytes pass, in the ring, and handed over in the same form.)
+fn checksums(groups: &[Group], chunk_bytes: u64) -> Result<Vec<Vec<Vec<checksum::Checksum>>>> {
+    let of_group = |group: &Group| {
+        let bytes = group.tensors.iter().map(|source| source.region.host_bytes()).collect::<Result<Vec<&[u8]>>>()?;
+        Ok(checksum::of_all(&bytes, chunk_bytes))
+    };
+    groups.iter().map(of_group).collect()
+}
+
+fn fill_in(manifest: &mut Manifest, sources: &[Vec<usize>], mut sums: Vec<Vec<Vec<checksum::Checksum>>>) {
+    let chunk_bytes = manifest.chunk_bytes;
+    for ((group, sources), sums) in manifest.groups.iter_mut().zip(sources).zip(&mut sums) {
+        for (tensor, source) in group.tensors.iter_mut().zip(sources) {
+            tensor.set_chunk_sums(std::mem::take(&mut sums[*source]), chunk_bytes);
+        }
+    }
+}
