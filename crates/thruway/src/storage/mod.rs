@@ -10,11 +10,15 @@ mod file;
 mod limits;
 mod namespace;
 mod os_file;
+pub mod probe;
 mod publish;
 mod residency;
 
 pub use file::{Access, Buffering, DirectRules, File, Identity};
-pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};
+pub use limits::{
+    available_host_bytes, ensure_host_bytes, io_uring_disabled, kernel_release, limit_of_locked_memory, limit_of_open_files,
+    open_files_left, process_cpu_seconds, runs_as_root,
+};
 pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
 pub use os_file::OsFile;
 pub use publish::Staging;
