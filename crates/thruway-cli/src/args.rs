@@ -14,9 +14,10 @@ Examples:
   thruway inspect model.safetensors
   thruway verify copy/ --against model/
   thruway bench --size 4GB --json
+  thruway doctor /mnt/nvme                      is there a direct path to a GPU, and what is in the way
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
-Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
+Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense, 3 (doctor) by a slower path,
 130 stopped by SIGINT, SIGTERM or SIGHUP.
 A path that begins with a dash goes behind `--`.";
 
@@ -45,6 +46,75 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Measure this machine's limits and Thruway on each path beside them.
     Bench(BenchArgs),
+    /// Say whether there is a direct path between storage and GPUs, and what is in the way. Changes nothing.
+    Doctor(DoctorArgs),
+    /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
+    Config(ConfigArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+It says what is expected; only bytes that were moved prove it. Needs no root, and says what it could not see without.
+Exit status: 0 a direct path is expected for every PATH, 3 all works by a slower one, 1 something is broken.
+
+Examples:
+  thruway doctor /mnt/nvme
+  thruway doctor /mnt/nvme --capture machine.txt    what it was told, to be looked at elsewhere; read it before you send it
+  thruway doctor --from machine.txt")]
+pub(crate) struct DoctorArgs {
+    /// Directories or files on the storage in question [default: the current directory, or those of the capture].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Write the facts that were used to this new file, without names of hosts, serial numbers and network addresses.
+    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    pub(crate) capture: Option<PathBuf>,
+    /// Diagnose a capture, or a directory that holds another machine's /proc, /sys and /etc, instead of this machine.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) from: Option<PathBuf>,
+    /// Show what is well and what does not apply, too.
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) action: ConfigAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigAction {
+    /// Check every key: known, in its place, of its type, in its range. Exit status 1 if something must be repaired.
+    Check(ConfigFile),
+    /// Say of each key what it is set to, what it would be without, and what it does.
+    Explain(ConfigFile),
+    /// Forbid the silent way through the host, keeping comments and the rest. The old file stays beside it.
+    Write(ConfigWriteArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ConfigFile {
+    /// The file.
+    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway config write ./cufile.json --p2pdma
+  thruway config write ./cufile.json --set execution.max_io_threads=8
+  CUFILE_ENV_PATH_JSON=$PWD/cufile.json python train.py")]
+pub(crate) struct ConfigWriteArgs {
+    /// The file; made if it is not there.
+    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
+    pub(crate) file: PathBuf,
+    /// Use the kernel's PCI P2PDMA for NVMe drives, too.
+    #[arg(long)]
+    pub(crate) p2pdma: bool,
+    /// Set another key, its value as JSON (`properties.io_batchsize=64`); may be given several times.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -231,7 +301,8 @@ mod tests {
 
     #[test]
     fn every_command_and_option_is_explained() {
-        for command in Args::command().get_subcommands() {
+        let args = Args::command();
+        for command in args.get_subcommands().flat_map(|command| std::iter::once(command).chain(command.get_subcommands())) {
             assert!(command.get_about().is_some(), "{}", command.get_name());
             for arg in command.get_arguments() {
                 assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());

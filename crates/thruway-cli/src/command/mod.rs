@@ -1,8 +1,10 @@
 //! The commands: one file each.
 
 mod bench;
+mod config;
 mod copy;
 mod demo;
+mod doctor;
 mod inspect;
 mod load;
 mod verify;
@@ -22,6 +24,8 @@ pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
         Command::Inspect(args) => inspect::run(args, &output),
         Command::Verify(args) => verify::run(args, &output),
         Command::Bench(args) => bench::run(args, &output, again),
+        Command::Doctor(args) => doctor::run(args, &output),
+        Command::Config(args) => config::run(args, &output),
     };
     output.finish(result)
 }

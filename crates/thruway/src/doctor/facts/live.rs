@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Answer, Facts, Kind, Question, Unseen, calls};
+use super::{Answer, Facts, Kind, Question, Unseen, calls, word_and_path};
 use crate::cuda;
 use crate::io::engine::Uring;
 use crate::storage::probe::{DirectAnswer, Place, Prober};
@@ -57,7 +57,7 @@ impl Facts for Live {
             Kind::Bytes => bytes(&self.prober, path),
             Kind::List => list(&self.prober, path),
             Kind::Lines => {
-                let (word, path) = question.key.split_once(' ').ok_or(Unseen::Absent)?;
+                let (word, path) = word_and_path(&question.key).ok_or(Unseen::Absent)?;
                 lines(&self.prober, word, Path::new(path))
             }
             Kind::Link => self.prober.resolve(path).map(|real| format!("{}\n", real.display())),

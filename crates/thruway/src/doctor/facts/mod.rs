@@ -99,6 +99,11 @@ impl fmt::Display for Question {
     }
 }
 
+/// The word and the path in the key of a question for [`Lines`](Kind::Lines). Paths begin with a slash, words have none.
+fn word_and_path(key: &str) -> Option<(&str, &str)> {
+    key.find(" /").map(|at| (&key[..at], &key[at + 1..]))
+}
+
 /// An answer: text, or why there is none.
 pub type Answer = Result<String, Unseen>;
 

@@ -4,7 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::live::{self, BYTES_MAX};
-use super::{Answer, Capture, Facts, Kind, Question, Unseen};
+use super::{Answer, Capture, Facts, Kind, Question, Unseen, word_and_path};
 use crate::base::{Error, ErrorKind, Result};
 use crate::storage::probe::Prober;
 
@@ -60,7 +60,7 @@ impl Facts for Tree {
             Kind::Bytes => live::bytes(&self.prober, &self.inside(key)?),
             Kind::List => live::list(&self.prober, &self.inside(key)?),
             Kind::Lines => {
-                let (word, path) = key.split_once(' ').ok_or(Unseen::Absent)?;
+                let (word, path) = word_and_path(key).ok_or(Unseen::Absent)?;
                 live::lines(&self.prober, word, &self.inside(path)?)
             }
             Kind::Link => {

@@ -5,7 +5,9 @@ use super::{Version, field, value};
 /// `/proc/driver/nvidia/version`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverVersion {
-    /// The driver's version, such as 580.159.04.
+    /// The driver's version as it is written, such as 580.159.04.
+    pub text: String,
+    /// Its numbers.
     pub version: Version,
     /// Whether it is the open kernel module.
     pub is_open: bool,
@@ -16,8 +18,9 @@ pub struct DriverVersion {
 pub fn driver_version(text: &str) -> Option<DriverVersion> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
-    let version = line.split_whitespace().find(is_version).and_then(Version::parse)?;
-    Some(DriverVersion { version, is_open: line.contains("Open Kernel Module") })
+    let text = line.split_whitespace().find(is_version)?.to_owned();
+    let version = Version::parse(&text)?;
+    Some(DriverVersion { text, version, is_open: line.contains("Open Kernel Module") })
 }
 
 /// The words of `RegistryDwords` in `/proc/driver/nvidia/params`, as `name=value`.
@@ -125,8 +128,8 @@ mod tests {
     fn open_and_closed_drivers_are_told_apart() {
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder)\nGCC version:  gcc version 12\n";
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n";
-        let version = |text| driver_version(text).map(|driver| (driver.version.to_string(), driver.is_open));
-        assert_eq!(version(open), Some(("580.159.4".to_owned(), true)));
+        let version = |text| driver_version(text).map(|driver| (driver.text, driver.is_open));
+        assert_eq!(version(open), Some(("580.159.04".to_owned(), true)));
         assert_eq!(version(closed), Some(("550.54.14".to_owned(), false)));
         assert_eq!(version("garbage"), None);
     }
