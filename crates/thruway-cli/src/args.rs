@@ -17,7 +17,8 @@ Examples:
   thruway doctor /mnt/nvme                      is there a direct path to a GPU, and what is in the way
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
-Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense, 3 (doctor) by a slower path,
+Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
+3 (doctor, verify-direct) by a slower path,
 130 stopped by SIGINT, SIGTERM or SIGHUP.
 A path that begins with a dash goes behind `--`.";
 
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say whether there is a direct path between storage and GPUs, and what is in the way. Changes nothing.
     Doctor(DoctorArgs),
+    /// Write and read scratch bytes by every path there is, compare them, and say whether the direct path is proven.
+    VerifyDirect(VerifyDirectArgs),
     /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
     Config(ConfigArgs),
 }
@@ -74,6 +77,25 @@ pub(crate) struct DoctorArgs {
     /// Show what is well and what does not apply, too.
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Nothing is left behind. Exit status: 0 the direct path is proven, 3 all works and none is proven, 1 bytes differ.
+
+Examples:
+  thruway verify-direct /mnt/nvme
+  thruway verify-direct /mnt/nvme --size 4GB --json")]
+pub(crate) struct VerifyDirectArgs {
+    /// Directory (or a file beside which) to work in. A subdirectory is made there and removed at the end.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Bytes to move each way, such as 256MiB; at least 1MB.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = work_size)]
+    pub(crate) size: ByteSize,
+    /// Memory at the other end: auto (a GPU's, if there is one), host or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
 }
 
 #[derive(Debug, ClapArgs)]

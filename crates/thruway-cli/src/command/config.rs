@@ -37,6 +37,7 @@ fn read(path: &Path) -> Result<Option<String>> {
             .map_err(|_| Error::new(ErrorKind::Malformed, "the file is no UTF-8 text").with_file(path)),
         Err(Unseen::Absent) => Ok(None),
         Err(Unseen::Denied) => Err(Error::new(ErrorKind::PermissionDenied, "this user may not read the file").with_file(path)),
+        Err(Unseen::Silent(_)) => Err(Error::new(ErrorKind::Io, "the file does not answer").with_file(path)),
         Err(Unseen::Failed(why)) => {
             Err(Error::new(ErrorKind::InvalidInput, format!("the file cannot be read: {why}")).with_file(path))
         }

@@ -1,5 +1,6 @@
 //! The conclusion: for each place, which routes the findings leave open.
 
+use super::facts::Unseen;
 use super::machine::{Direct, Gpu, Machine, PciDevice, Target};
 use super::parse::pci::Distance;
 use super::report::{Bar, Expected, Finding, Health, PathReport, Report, Route, Shut, Verdict};
@@ -64,7 +65,11 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
         let counting = relevant.iter().filter(|finding| route == Route::CufileP2pdma || !is_other_gpu(finding));
         counting.filter_map(|finding| Some((*finding, finding.bar(route)?))).collect()
     };
-    let usable = target.place.as_ref().is_ok_and(|place| place.may_read && !place.is_special);
+    // Of a place that could not be examined the other facts may still tell.
+    let usable = match &target.place {
+        Ok(place) => place.may_read && !place.is_special,
+        Err(unseen) => matches!(unseen, Unseen::Failed(_)),
+    };
     let has_memory = |route: Route| match route {
         Route::KernelP2pdma => pool(machine, target).is_some(),
         _ => gpu.is_some(),
@@ -85,24 +90,12 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
         let is_begun = bars.iter().all(|(finding, _)| finding.id != begins_with);
         (bars.iter().any(|(_, bar)| *bar == Bar::Final), bars.len(), !is_begun)
     });
-    let remedies = easiest.into_iter().flat_map(|(_, bars)| bars);
-    let mut remedies: Vec<(&Finding, Bar)> = remedies.collect();
-    // What is final comes first: where it stays, the rest is for nothing.
-    remedies.sort_by_key(|(_, bar)| *bar == Bar::Liftable);
-    let remedy = remedies.iter().find_map(|(finding, _)| finding.remedy.clone());
+    let in_the_way = easiest.map_or_else(Vec::new, |(_, bars)| bars);
     let expected = expected(target, gpu.is_some(), usable, open);
     let next = match expected {
-        Expected::Direct => format!("prove it: load from {} and compare the counters of cuFile", target.path),
+        Expected::Direct => format!("prove it: `thruway verify-direct {}`", target.path),
         Expected::Plain => "nothing: without a GPU this is the shortest path".to_owned(),
-        _ => remedy.unwrap_or_else(|| {
-            let is_blind = |(finding, _): &&(&Finding, Bar)| finding.verdict == Verdict::Unknown;
-            let unseen: Vec<&str> = remedies.iter().filter(is_blind).map(|(finding, _)| finding.id).collect();
-            if unseen.is_empty() {
-                "nothing".to_owned()
-            } else {
-                format!("find out what could not be seen ({})", unseen.join(", "))
-            }
-        }),
+        _ => first_remedy(in_the_way),
     };
     PathReport {
         path: target.path.clone(),
@@ -119,11 +112,21 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
     }
 }
 
+/// What to do first of all that is in the way of a route.
+fn first_remedy(mut in_the_way: Vec<(&Finding, Bar)>) -> String {
+    // What is final comes first: where it stays, the rest is for nothing.
+    in_the_way.sort_by_key(|(_, bar)| *bar == Bar::Liftable);
+    if let Some(remedy) = in_the_way.iter().find_map(|(finding, _)| finding.remedy.clone()) {
+        return remedy;
+    }
+    let blind = in_the_way.iter().filter(|(finding, _)| finding.verdict == Verdict::Unknown);
+    let unseen: Vec<&str> = blind.map(|(finding, _)| finding.id).collect();
+    if unseen.is_empty() { "nothing".to_owned() } else { format!("find out what could not be seen ({})", unseen.join(", ")) }
+}
+
 fn expected(target: &Target, has_gpu: bool, usable: bool, open: Option<Route>) -> Expected {
-    let Ok(place) = target.place.as_ref() else {
-        return Expected::None;
-    };
-    match (usable, open, place.direct, has_gpu) {
+    let direct = target.place.as_ref().map_or(Direct::Unknown, |place| place.direct);
+    match (usable, open, direct, has_gpu) {
         (false, ..) => Expected::None,
         (_, Some(_), ..) => Expected::Direct,
         (_, _, Direct::Refused, _) => Expected::Cached,

@@ -65,10 +65,10 @@ fn access(target: &Target) -> Finding {
         Err(Unseen::Denied) => {
             fault("this user may not go there".to_owned(), "check the owner and mode of the directories above it")
         }
-        Err(Unseen::Failed(reason)) if reason.starts_with("no answer") => fault(
-            format!("{reason}: its filesystem or server does not answer"),
-            "bring the server back, or unmount it: `umount -l`",
-        ),
+        Err(unseen @ Unseen::Silent(_)) => {
+            let seen = format!("{}: its drive or server is gone", why(unseen));
+            fault(seen, "bring the server back, or unmount it: `umount -l`")
+        }
         Err(unseen) => Finding::new("path.access", Verdict::Unknown, format!("it cannot be examined: {}", why(unseen)), "stat"),
     }
 }

@@ -48,6 +48,7 @@ pub(super) fn why(unseen: &Unseen) -> String {
     match unseen {
         Unseen::Absent => "it is not there".to_owned(),
         Unseen::Denied => "this user may not see it".to_owned(),
+        Unseen::Silent(time) => format!("no answer within {} ms", time.as_millis()),
         Unseen::Failed(why) => why.clone(),
     }
 }

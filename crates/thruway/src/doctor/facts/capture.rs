@@ -7,14 +7,17 @@
 //! 2.28.4
 //! @ absent list /sys/class/nvme                 asked for, and not there
 //! @ denied bytes /sys/…/config                  asked for, and not allowed
-//! @ failed place /mnt/nfs                       asked for, and this is what was in the way
-//! no answer within 400 ms
+//! @ silent place /mnt/nfs                       asked for, and there was no answer within so many milliseconds
+//! 400
+//! @ failed file /etc/cufile.json                asked for, and this is what was in the way
+//! this is a named pipe, not a regular file
 //! @ rest absent                                 what is not listed is not there (for captures written by hand)
 //! ```
 //! A line of an answer that begins with `@` or `\` has a `\` before it; so has a line break in a key (`\n`). Without
 //! `rest absent` what is not listed is unknown: a newer doctor may ask more than the one that wrote the capture.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::{Answer, Facts, Kind, Question, Unseen};
 use crate::base::{Error, ErrorKind, Result};
@@ -70,9 +73,14 @@ impl Capture {
         let mut text = format!("{HEAD}\n");
         for (question, answer) in &self.facts {
             let key = question.key.replace('\\', "\\\\").replace('\n', "\\n");
+            let waited;
             let (outcome, body) = match answer {
                 Ok(body) => ("", body.as_str()),
                 Err(Unseen::Absent) => ("absent ", ""),
+                Err(Unseen::Silent(time)) => {
+                    waited = time.as_millis().to_string();
+                    ("silent ", waited.as_str())
+                }
                 Err(Unseen::Denied) => ("denied ", ""),
                 Err(Unseen::Failed(why)) => ("failed ", why.as_str()),
             };
@@ -102,6 +110,7 @@ impl Capture {
         let Some((question, unseen, body)) = fact else { return };
         let answer = match unseen {
             None => Ok(body),
+            Some(Unseen::Silent(_)) => Err(Unseen::Silent(Duration::from_millis(body.trim().parse().unwrap_or(0)))),
             Some(Unseen::Failed(_)) => Err(Unseen::Failed(body.trim_end().to_owned())),
             Some(unseen) => Err(unseen),
         };
@@ -126,12 +135,13 @@ fn malformed(number: usize, what: &str) -> Error {
     Error::new(ErrorKind::Malformed, format!("this capture cannot be read: {what}")).with("line", number + 1)
 }
 
-/// `[absent |denied |failed ]KIND KEY`.
+/// `[absent |denied |silent |failed ]KIND KEY`.
 fn fact(head: &str) -> Option<(Question, Option<Unseen>, String)> {
     let (word, rest) = head.split_once(' ')?;
     let unseen = match word {
         "absent" => Some(Unseen::Absent),
         "denied" => Some(Unseen::Denied),
+        "silent" => Some(Unseen::Silent(Duration::ZERO)),
         "failed" => Some(Unseen::Failed(String::new())),
         _ => None,
     };
@@ -183,7 +193,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_capture_comes_back_from_its_own_text(
-            facts in proptest::collection::vec(("[^\r]{0,20}", "([@\\\\a-z ]{0,6}\n){0,4}", 0_u8..4), 0..6)
+            facts in proptest::collection::vec(("[^\r]{0,20}", "([@\\\\a-z ]{0,6}\n){0,4}", 0_u8..5), 0..6)
         ) {
             let mut capture = Capture::default();
             for (key, body, outcome) in facts {
@@ -191,6 +201,7 @@ mod tests {
                     0 => Ok(body),
                     1 => Err(Unseen::Absent),
                     2 => Err(Unseen::Denied),
+                    3 => Err(Unseen::Silent(Duration::from_millis(400))),
                     _ => Err(Unseen::Failed(body.trim_end().to_owned())),
                 };
                 // The head of a fact is trimmed.

@@ -45,6 +45,7 @@ fn not_seen(path: &Path, unseen: &Unseen) -> Error {
     match unseen {
         Unseen::Absent => Error::new(ErrorKind::NotFound, "there is no such capture").with_file(path),
         Unseen::Denied => Error::new(ErrorKind::PermissionDenied, "this capture may not be read").with_file(path),
+        Unseen::Silent(_) => Error::new(ErrorKind::Io, "this capture does not answer").with_file(path),
         Unseen::Failed(why) => Error::new(ErrorKind::Io, format!("this capture cannot be read: {why}")).with_file(path),
     }
 }
