@@ -63,3 +63,26 @@ pub fn check_manifest_inside(inner: &[u8]) {
     let sum = thruway::checkpoint::Checksum::of(inner);
     check_manifest(&[format!("{{\"checksum\":\"{sum}\",\"manifest\":").as_bytes(), inner, b"}\n"].concat());
 }
+
+/// Judges a `cufile.json`, and sets a key in it. Panics if a text that was read cannot be read after the change, or the
+/// key is not there.
+pub fn check_cufile(bytes: &[u8]) {
+    use thruway::doctor::cufile;
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if cufile::audit(text).is_err() {
+        return;
+    }
+    let Ok(changed) = cufile::set(text, "properties.allow_compat_mode", "false") else { return };
+    let settings = cufile::audit(&changed).expect("still readable").settings;
+    assert_eq!(settings.allow_compat, Some(false), "{changed:?}");
+}
+
+/// Diagnoses a capture. Panics if its verdict differs after it was written and read again.
+pub fn check_capture(bytes: &[u8]) {
+    use thruway::doctor::{captured_paths, examine, facts::Capture};
+    let text = String::from_utf8_lossy(bytes);
+    let Ok(capture) = Capture::parse(&text) else { return };
+    let paths = captured_paths(&capture);
+    let again = Capture::parse(&capture.to_text()).expect("our own text");
+    assert_eq!(examine(&again, &paths), examine(&capture, &paths));
+}

@@ -17,9 +17,11 @@ Examples:
   thruway verify copy/ --against model/
   thruway checkpoint list runs/7b
   thruway bench --size 4GB --json
+  thruway doctor /mnt/nvme                      is there a direct path to a GPU, and what is in the way
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
 Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
+3 (doctor, verify-direct) by a slower path,
 130 stopped by SIGINT, SIGTERM or SIGHUP.
 A path that begins with a dash goes behind `--`.";
 
@@ -50,6 +52,96 @@ pub(crate) enum Command {
     Checkpoint(checkpoint::CheckpointArgs),
     /// Measure this machine's limits and Thruway on each path beside them.
     Bench(BenchArgs),
+    /// Say whether there is a direct path between storage and GPUs, and what is in the way. Changes nothing.
+    Doctor(DoctorArgs),
+    /// Write and read scratch bytes by every path there is, compare them, and say whether the direct path is proven.
+    VerifyDirect(VerifyDirectArgs),
+    /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
+    Config(ConfigArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+It says what is expected; only bytes that were moved prove it. Needs no root, and says what it could not see without.
+Exit status: 0 a direct path is expected for every PATH, 3 all works by a slower one, 1 something is broken.
+
+Examples:
+  thruway doctor /mnt/nvme
+  thruway doctor /mnt/nvme --capture machine.txt    what it was told, to be looked at elsewhere; read it before you send it
+  thruway doctor --from machine.txt")]
+pub(crate) struct DoctorArgs {
+    /// Directories or files on the storage in question [default: the current directory, or those of the capture].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Write the facts that were used to this new file, without names of hosts, serial numbers and network addresses.
+    #[arg(long, value_name = "FILE", conflicts_with = "from")]
+    pub(crate) capture: Option<PathBuf>,
+    /// Diagnose a capture, or a directory that holds another machine's /proc, /sys and /etc, instead of this machine.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) from: Option<PathBuf>,
+    /// Show what is well and what does not apply, too.
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Nothing is left behind. Exit status: 0 the direct path is proven, 3 all works and none is proven, 1 bytes differ.
+
+Examples:
+  thruway verify-direct /mnt/nvme
+  thruway verify-direct /mnt/nvme --size 4GB --json")]
+pub(crate) struct VerifyDirectArgs {
+    /// Directory (or a file beside which) to work in. A subdirectory is made there and removed at the end.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Bytes to move each way, such as 256MiB; at least 1MB.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = work_size)]
+    pub(crate) size: ByteSize,
+    /// Memory at the other end: auto (a GPU's, if there is one), host or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) action: ConfigAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigAction {
+    /// Check every key: known, in its place, of its type, in its range. Exit status 1 if something must be repaired.
+    Check(ConfigFile),
+    /// Say of each key what it is set to, what it would be without, and what it does.
+    Explain(ConfigFile),
+    /// Forbid the silent way through the host, keeping comments and the rest. The old file stays beside it.
+    Write(ConfigWriteArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ConfigFile {
+    /// The file.
+    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway config write ./cufile.json --p2pdma
+  thruway config write ./cufile.json --set execution.max_io_threads=8
+  CUFILE_ENV_PATH_JSON=$PWD/cufile.json python train.py")]
+pub(crate) struct ConfigWriteArgs {
+    /// The file; made if it is not there.
+    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
+    pub(crate) file: PathBuf,
+    /// Use the kernel's PCI P2PDMA for NVMe drives, too.
+    #[arg(long)]
+    pub(crate) p2pdma: bool,
+    /// Set another key, its value as JSON (`properties.io_batchsize=64`); may be given several times.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
 }
 
 #[derive(Debug, ClapArgs)]

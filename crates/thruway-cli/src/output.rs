@@ -22,6 +22,8 @@ const FINE_STATUS: u8 = 0;
 const FAILED_STATUS: u8 = 1;
 /// The command line made no sense.
 const USAGE_STATUS: u8 = 2;
+/// It works, by a slower path than the machine could have.
+const SLOWER_STATUS: u8 = 3;
 /// Work that is done sooner shows no bar.
 const BAR_AFTER: Duration = Duration::from_millis(500);
 
@@ -32,6 +34,8 @@ pub(crate) enum Outcome {
     Fine,
     /// A check found a fault.
     Fault,
+    /// A check found a slower path.
+    Slower,
 }
 
 /// Standard output, in one of two forms. When its reader is gone, what is written goes nowhere: nobody is left to care,
@@ -126,6 +130,7 @@ impl Output {
         match result {
             Ok(Outcome::Fine) => FINE_STATUS,
             Ok(Outcome::Fault) => FAILED_STATUS,
+            Ok(Outcome::Slower) => SLOWER_STATUS,
             Err(error) => {
                 self.report(&error);
                 let stopped = crate::stop::cancel().is_cancelled();

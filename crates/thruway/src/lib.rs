@@ -23,6 +23,7 @@
 //! - [`transfer`]: the mechanism below: moves in, receipt out.
 //! - [`io`]: the engines and their contract; [`io::policy`] decides which way bytes go.
 //! - [`memory`], [`storage`], [`cuda`]: buffers, files, GPUs.
+//! - [`doctor`]: whether the machine has a direct path, and what is in the way.
 //! - [`mod@format`]: safetensors, bytes to values and back.
 //!
 //! Everything here works without a GPU; where none is found, tensors go to host memory.
@@ -38,6 +39,7 @@ pub mod base;
 pub mod checkpoint;
 #[expect(unsafe_code, reason = "the driver is a C library")]
 pub mod cuda;
+pub mod doctor;
 pub mod format;
 pub mod io;
 #[expect(unsafe_code, reason = "mapping memory and copying by address is this module's job")]

@@ -2,11 +2,14 @@
 
 mod bench;
 mod checkpoint;
+mod config;
 mod copy;
 mod demo;
+mod doctor;
 mod inspect;
 mod load;
 mod verify;
+mod verify_direct;
 
 use std::ffi::OsString;
 
@@ -24,6 +27,9 @@ pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
         Command::Verify(args) => verify::run(args, &output),
         Command::Checkpoint(args) => checkpoint::run(args, &output),
         Command::Bench(args) => bench::run(args, &output, again),
+        Command::Doctor(args) => doctor::run(args, &output),
+        Command::VerifyDirect(args) => verify_direct::run(args, &output),
+        Command::Config(args) => config::run(args, &output),
     };
     output.finish(result)
 }

@@ -247,7 +247,7 @@ impl Drop for Current<'_> {
     }
 }
 
-fn facts(driver: &Driver, device: CUdevice) -> Result<GpuFacts> {
+pub(super) fn facts(driver: &Driver, device: CUdevice) -> Result<GpuFacts> {
     const TEXT_BYTES: usize = 128;
     let text = |get: unsafe extern "C" fn(*mut c_char, c_int, CUdevice) -> thruway_sys::cuda::CUresult, call| {
         let mut buffer: [c_char; TEXT_BYTES] = [0; TEXT_BYTES];

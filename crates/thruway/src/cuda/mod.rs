@@ -11,8 +11,10 @@ mod driver;
 mod event;
 mod gpu;
 mod stream;
+mod survey;
 
 pub use driver::{Driver, driver_version};
 pub use event::{Event, Events};
 pub use gpu::{Current, Gpu, GpuFacts};
 pub use stream::{CallerStream, Rows, Stream};
+pub use survey::{Survey, Surveyed, survey};

@@ -38,6 +38,27 @@ pub fn open_files_left() -> Option<usize> {
     Some(usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(used))
 }
 
+/// The most bytes that this process may lock into memory (`ulimit -l`); `None` where there is no limit.
+pub fn limit_of_locked_memory() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+/// The most files that this process may have open (`ulimit -n`); `None` where there is no limit.
+pub fn limit_of_open_files() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+}
+
+/// Whether this process runs as the superuser.
+pub fn runs_as_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The kernel's release and the machine's architecture, as `uname` gives them.
+pub fn kernel_release() -> (String, String) {
+    let names = rustix::system::uname();
+    (names.release().to_string_lossy().into_owned(), names.machine().to_string_lossy().into_owned())
+}
+
 /// The CPU time that this process has used, all threads together, in seconds.
 pub fn process_cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

@@ -13,6 +13,7 @@ mod limits;
 mod namespace;
 mod numa;
 mod os_file;
+pub mod probe;
 mod process;
 mod publish;
 mod published;
@@ -21,7 +22,10 @@ mod residency;
 pub use direct_io::SystemFacts;
 pub use drive::{Drive, Traffic, drive_traffic};
 pub use file::{Access, Buffering, DirectRules, File, Identity};
-pub use limits::{available_host_bytes, ensure_host_bytes, io_uring_disabled, open_files_left, process_cpu_seconds};
+pub use limits::{
+    available_host_bytes, ensure_host_bytes, io_uring_disabled, kernel_release, limit_of_locked_memory, limit_of_open_files,
+    open_files_left, process_cpu_seconds, runs_as_root,
+};
 pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
 pub use numa::processors_near;
 pub use os_file::OsFile;

@@ -1,0 +1,166 @@
+//! `thruway config`: `cufile.json`, checked, explained, written.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+use thruway::doctor::cufile::edit::EMPTY;
+use thruway::doctor::cufile::jsonc::{Node, Value, parse};
+use thruway::doctor::cufile::schema::{KEYS, find};
+use thruway::doctor::cufile::{Audit, audit, set};
+use thruway::storage::probe::{Prober, Unseen};
+use thruway::storage::{Namespace, OsNamespace, Staging};
+use thruway::{Error, ErrorKind, Result};
+
+use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
+use crate::escape::{safe, safe_path};
+use crate::output::{Outcome, Output, table};
+
+/// No `cufile.json` comes near it.
+const BYTES_MAX: usize = 1 << 20;
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+
+pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
+    match &args.action {
+        ConfigAction::Check(args) => check(&args.file, output),
+        ConfigAction::Explain(args) => explain(&args.file, output),
+        ConfigAction::Write(args) => write(args, output),
+    }
+}
+
+/// The text of the file; `None` if it is not there.
+fn read(path: &Path) -> Result<Option<String>> {
+    match Prober::new(PATIENCE).read(path, BYTES_MAX) {
+        Ok(bytes) => String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| Error::new(ErrorKind::Malformed, "the file is no UTF-8 text").with_file(path)),
+        Err(Unseen::Absent) => Ok(None),
+        Err(Unseen::Denied) => Err(Error::new(ErrorKind::PermissionDenied, "this user may not read the file").with_file(path)),
+        Err(Unseen::Silent(_)) => Err(Error::new(ErrorKind::Io, "the file does not answer").with_file(path)),
+        Err(Unseen::Failed(why)) => {
+            Err(Error::new(ErrorKind::InvalidInput, format!("the file cannot be read: {why}")).with_file(path))
+        }
+    }
+}
+
+fn existing(path: &Path) -> Result<String> {
+    let absent = || Error::new(ErrorKind::NotFound, "there is no such file").with_file(path);
+    read(path)?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))
+}
+
+fn judged(path: &Path, text: &str) -> Result<Audit> {
+    audit(text).map_err(|error| error.with_file(path))
+}
+
+fn check(path: &Path, output: &Output) -> Result<Outcome> {
+    let audit = judged(path, &existing(path)?)?;
+    for remark in &audit.remarks {
+        let word = if remark.is_fault { "fault" } else { "warning" };
+        output.line(format!("{}:{}: {word}: {}: {}", safe_path(path), remark.line, safe(&remark.path), safe(&remark.what)))?;
+        output.line(format!("    remedy: {}", safe(&remark.remedy)))?;
+    }
+    if audit.remarks.is_empty() {
+        output.line(format!("{}: every key is known, in its place and in its range", safe_path(path)))?;
+    }
+    let remarks: Vec<Json> = audit
+        .remarks
+        .iter()
+        .map(|remark| {
+            let verdict = if remark.is_fault { "fault" } else { "warning" };
+            json!({"line": remark.line, "key": remark.path, "verdict": verdict, "what": remark.what, "remedy": remark.remedy})
+        })
+        .collect();
+    output.object(&json!({"file": path.to_string_lossy(), "ok": !audit.has_fault(), "remarks": remarks}))?;
+    Ok(if audit.has_fault() { Outcome::Fault } else { Outcome::Fine })
+}
+
+fn explain(path: &Path, output: &Output) -> Result<Outcome> {
+    let text = existing(path)?;
+    let root = parse(&text).map_err(|error| error.with_file(path))?;
+    let at = |key: &str| key.split('.').try_fold(&root, |node: &Node, part| node.get(part));
+    let mut rows = vec![["KEY", "HERE", "DEFAULT", "MEANING"].map(str::to_owned).to_vec()];
+    let mut objects = Vec::new();
+    for key in KEYS {
+        let Some(node) = at(key.path).filter(|node| !matches!(node.value, Value::Object(_))) else { continue };
+        let here = text.get(node.span.clone()).unwrap_or_default();
+        rows.push(vec![key.path.to_owned(), safe(here), key.default.to_owned(), key.meaning.to_owned()]);
+        objects.push(json!({"key": key.path, "here": here, "default": key.default, "meaning": key.meaning}));
+    }
+    for line in table(&rows, &[]) {
+        output.line(line)?;
+    }
+    output.object(&json!({"file": path.to_string_lossy(), "keys": objects}))?;
+    Ok(Outcome::Fine)
+}
+
+fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
+    let path = &args.file;
+    let old = read(path)?;
+    let mut text = old.clone().unwrap_or_else(|| EMPTY.to_owned());
+    for (key, value) in changes(args)? {
+        text = set(&text, &key, &value).map_err(|error| error.with_file(path))?;
+    }
+    let faults: Vec<String> =
+        judged(path, &text)?.remarks.iter().filter(|remark| remark.is_fault).map(|remark| remark.path.clone()).collect();
+    if !faults.is_empty() {
+        let message = format!("the file would still have faults: {}", faults.join(", "));
+        return Err(Error::new(ErrorKind::Malformed, message).with_file(path).with_hint("see `thruway config check`"));
+    }
+    if old.as_deref() == Some(&text) {
+        output.line(format!("{}: nothing to change", safe_path(path)))?;
+        output.object(&json!({"file": path.to_string_lossy(), "changed": false, "old": null}))?;
+        return Ok(Outcome::Fine);
+    }
+    let kept = old.is_some().then(|| beside(path));
+    if let (Some(kept), Some(old)) = (&kept, &old) {
+        publish(kept, old)?;
+        output.line(format!("kept the old file as {}", safe_path(kept)))?;
+    }
+    publish(path, &text)?;
+    output.line(format!("wrote {}", safe_path(path)))?;
+    let kept = kept.map(|kept| kept.to_string_lossy().into_owned());
+    output.object(&json!({"file": path.to_string_lossy(), "changed": true, "old": kept}))?;
+    Ok(Outcome::Fine)
+}
+
+/// The keys to set, with their values in JSON.
+fn changes(args: &ConfigWriteArgs) -> Result<Vec<(String, String)>> {
+    let mut changes = vec![("properties.allow_compat_mode".to_owned(), "false".to_owned())];
+    if args.p2pdma {
+        changes.extend(["properties.use_pci_p2pdma", "block.nvme.use_pci_p2pdma"].map(|key| (key.to_owned(), "true".to_owned())));
+    }
+    for word in &args.set {
+        let refuse = |why: &str| Error::new(ErrorKind::InvalidInput, format!("--set {} cannot be: {why}", safe(word)));
+        let (key, value) = word.split_once('=').ok_or_else(|| refuse("there is no = in it"))?;
+        if find(key).is_none() {
+            return Err(refuse("libcufile knows no such key").with_hint("name it with those above it: properties.io_batchsize"));
+        }
+        parse(value).map_err(|_| refuse("its value is no JSON"))?;
+        changes.push((key.to_owned(), value.to_owned()));
+    }
+    Ok(changes)
+}
+
+/// `cufile.json.old`
+fn beside(path: &Path) -> PathBuf {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(".old");
+    PathBuf::from(name)
+}
+
+/// All of the text under this name, or what was there before.
+fn publish(path: &Path, text: &str) -> Result<()> {
+    // What a link points to is the file that is meant.
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let namespace: Arc<dyn Namespace> = Arc::new(OsNamespace);
+    let (staging, file) = Staging::file(namespace, &path)?;
+    let mut done = 0;
+    while done < text.len() {
+        let at = done as u64;
+        let written = file.write_at(&text.as_bytes()[done..], at);
+        done += written.map_err(|error| Error::from_io("cannot write", error).with_file(&path))?;
+    }
+    file.sync()?;
+    staging.publish()
+}

@@ -1,0 +1,116 @@
+//! `thruway doctor` and `thruway config`.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{run, run_with_gpu, scratch};
+
+#[test]
+fn without_a_gpu_it_says_so_with_status_3_at_once_and_changes_nothing() {
+    let directory = scratch();
+    std::fs::write(directory.path().join("file"), "x").expect("write");
+    let begun = Instant::now();
+    let human = run(directory.path(), ["doctor"]);
+    assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+    assert_eq!(human.status, Some(3), "{human:?}");
+    human.assert_safe_for_terminals();
+    let object = run(directory.path(), ["doctor", ".", "--json"]).json();
+    assert_eq!(object["health"], "slower");
+    assert!(["plain", "cached"].iter().any(|path| object["paths"][0]["expected"] == **path), "{object}");
+    for finding in object["findings"].as_array().expect("list") {
+        for key in ["id", "verdict", "seen", "source"] {
+            assert!(finding[key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {finding}");
+        }
+    }
+    let last = human.stdout.lines().last().expect("a sentence");
+    assert_eq!(last, object["conclusion"].as_str().expect("a sentence"));
+    assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
+}
+
+#[test]
+fn a_capture_has_the_same_verdict_elsewhere_and_no_file_is_overwritten() {
+    let directory = scratch();
+    let here = run(directory.path(), ["doctor", ".", "--json", "--capture", "machine.txt"]);
+    assert_eq!(here.status, Some(3), "{here:?}");
+    let there = run(directory.path(), ["doctor", "--from", "machine.txt", "--json"]);
+    assert_eq!(there.json(), here.json());
+    let again = run(directory.path(), ["doctor", ".", "--capture", "machine.txt"]).failed();
+    assert!(again.stderr.contains("cannot write the capture"), "{again:?}");
+    let none = run(directory.path(), ["doctor", "--from", "none"]).failed();
+    assert!(none.stderr.contains("none"), "{none:?}");
+    std::fs::write(directory.path().join("stranger"), "hello").expect("write");
+    run(directory.path(), ["doctor", "--from", "stranger"]).failed();
+}
+
+#[test]
+fn a_directory_of_another_machines_files_is_diagnosed() {
+    let directory = scratch();
+    let etc = directory.path().join("tree/etc");
+    std::fs::create_dir_all(&etc).expect("create");
+    std::fs::write(etc.join("cufile.json"), "{").expect("write");
+    let object = run(directory.path(), ["doctor", "--from", "tree", "/data", "--json"]);
+    assert_eq!(object.status, Some(1), "a malformed cufile.json is a fault: {object:?}");
+    assert!(object.stdout.contains("cufile.config"));
+}
+
+#[test]
+fn a_place_that_is_not_there_is_a_fault_and_a_gpu_is_named() {
+    let directory = scratch();
+    let run = run_with_gpu(directory.path(), ["doctor", "nowhere", ".", "--json"]);
+    assert_eq!(run.status, Some(1), "{run:?}");
+    let object = run.json();
+    assert_eq!((&object["health"], &object["paths"][0]["expected"]), (&"broken".into(), &"none".into()));
+    assert!(object["paths"][1]["gpu"].as_str().is_some_and(|gpu| gpu.starts_with("cuda:0")), "{object}");
+    assert_ne!(object["paths"][1]["expected"], "direct", "this driver is no GPU");
+}
+
+#[test]
+fn what_is_no_file_where_a_setting_should_be_is_unknown_in_bounded_time() {
+    let directory = scratch();
+    let fifo = directory.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let huge = directory.path().join("huge");
+    std::fs::File::create(&huge).expect("create").set_len(1 << 30).expect("sparse");
+    for path in [fifo.as_path(), huge.as_path(), directory.path()] {
+        let begun = Instant::now();
+        let output = common::command(directory.path())
+            .args(["doctor", "/", "--json"])
+            .env("CUFILE_ENV_PATH_JSON", path)
+            .output()
+            .expect("run");
+        let object: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = object["findings"].as_array().expect("list");
+        let config = findings.iter().find(|finding| finding["id"] == "cufile.config").expect("the finding");
+        assert_eq!(config["verdict"], "unknown", "{path:?}: {config}");
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn settings_are_checked_explained_and_written_with_their_comments() {
+    let directory = scratch();
+    let file = directory.path().join("cufile.json");
+    let text = "{\n    // ours\n    \"properties\": {\"allow_compat_mode\": true},\n    \"fs\": {\"block\": {\"nvme\": {\"use_pci_p2pdma\": true}}}\n}\n";
+    std::fs::write(&file, text).expect("write");
+    let check = run(directory.path(), ["config", "check", "cufile.json", "--json"]);
+    assert_eq!((check.status, &check.json()["remarks"][0]["line"]), (Some(1), &4.into()), "{check:?}");
+    let refused = run(directory.path(), ["config", "write", "cufile.json"]).failed();
+    assert!(refused.stderr.contains("would still have faults"), "{refused:?}");
+    assert_eq!(std::fs::read_to_string(&file).expect("read"), text, "what is not understood stays as it is");
+
+    std::fs::write(&file, text.replace("\"fs\": {\"block\"", "\"fs\": {}, \"block\"").replace("}}}\n}", "}}\n}")).expect("write");
+    let arguments = ["config", "write", "cufile.json", "--p2pdma", "--set", "properties.io_batchsize=64"];
+    run(directory.path(), arguments).fine();
+    let written = std::fs::read_to_string(&file).expect("read");
+    assert!(written.contains("// ours") && written.contains("\"allow_compat_mode\": false"), "{written}");
+    assert!(std::fs::read_to_string(directory.path().join("cufile.json.old")).expect("kept").contains("true"));
+    run(directory.path(), ["config", "check", "cufile.json"]).fine();
+    let again = run(directory.path(), arguments).fine();
+    assert!(again.stdout.contains("nothing to change"), "{again:?}");
+    let explained = run(directory.path(), ["config", "explain", "cufile.json"]).fine();
+    assert!(explained.stdout.contains("properties.io_batchsize"), "{explained:?}");
+    run(directory.path(), ["config", "write", "new.json"]).fine();
+    run(directory.path(), ["config", "check", "new.json"]).fine();
+    run(directory.path(), ["config", "write", "new.json", "--set", "properties.colour=1"]).failed();
+}

@@ -1,0 +1,27 @@
+//! What a container must be given.
+
+use super::Context;
+use crate::doctor::facts::FactsExt;
+use crate::doctor::report::{Finding, Route, Verdict};
+
+pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
+    let machine = context.machine;
+    if let Some(sign) = machine.container {
+        findings.push(Finding::ok("container.kind", "this is a container: modules and drivers belong on its host", sign));
+    }
+    // libcufile asks udev what a drive is, and fails with 5030 without it.
+    if machine.gpus.is_empty() {
+        return;
+    }
+    findings.push(if context.facts.exists("/run/udev") {
+        Finding::ok("container.udev", "udev's database is there", "/run/udev")
+    } else {
+        let remedy = if machine.container.is_some() {
+            "start the container with `--volume /run/udev:/run/udev:ro`"
+        } else {
+            "run udev (systemd-udevd)"
+        };
+        let seen = "udev's database is not there: cuFile cannot register a file (5030, internal error)";
+        Finding::new("container.udev", Verdict::Warning, seen, "/run/udev").remedy(remedy).shuts(&Route::CUFILE)
+    });
+}

@@ -1,0 +1,68 @@
+//! NVIDIA's driver: the kernel module and the library of CUDA.
+
+use super::{Context, why};
+use crate::doctor::facts::Unseen;
+use crate::doctor::report::{Finding, Route, Verdict};
+
+const VERSION: &str = "/proc/driver/nvidia/version";
+
+pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
+    let machine = context.machine;
+    if machine.gpus.is_empty() && machine.driver == Err(Unseen::Absent) && machine.cuda == Err(Unseen::Absent) {
+        return;
+    }
+    findings.push(match &machine.driver {
+        Ok(driver) if driver.is_open => {
+            Finding::ok("driver.module", format!("driver {}, the open kernel module", driver.text), VERSION)
+        }
+        Ok(driver) => {
+            let seen = format!("driver {}, the closed kernel module", driver.text);
+            Finding::new("driver.module", Verdict::Warning, seen, VERSION)
+                .remedy("install the open kernel module (package nvidia-open): newer nvidia-fs and P2PDMA need it")
+                .shuts(&Route::P2PDMA)
+        }
+        // Some drivers of virtual machines have no such file.
+        Err(Unseen::Absent) if machine.cuda.is_ok() => {
+            Finding::new("driver.module", Verdict::Unknown, "the kernel module does not show its version", VERSION)
+                .shuts(&Route::P2PDMA)
+        }
+        Err(Unseen::Absent) => Finding::new("driver.module", Verdict::Warning, "NVIDIA's kernel module is not loaded", VERSION)
+            .remedy(if machine.container.is_some() {
+                "pass the GPU in (`--gpus all`)"
+            } else {
+                "install NVIDIA's driver (package nvidia-open)"
+            })
+            .shuts(&Route::ALL),
+        Err(unseen) => {
+            let seen = format!("the driver's version cannot be read: {}", why(unseen));
+            Finding::new("driver.module", Verdict::Unknown, seen, VERSION).shuts(&Route::ALL)
+        }
+    });
+    findings.push(match &machine.cuda {
+        Ok(survey) => {
+            let version =
+                survey.version.map_or_else(|| "of an unknown version".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+            let gpus = survey.gpus.len();
+            Finding::ok(
+                "driver.cuda",
+                format!("CUDA {version}, {gpus} GPU(s) to be used"),
+                "cuDriverGetVersion, cuDeviceGetCount",
+            )
+        }
+        Err(Unseen::Absent) => {
+            Finding::new("driver.cuda", Verdict::Warning, "there is no library of the CUDA driver", "libcuda.so.1")
+                .remedy(if machine.container.is_some() {
+                    "pass the GPU in (`--gpus all`)"
+                } else {
+                    "install NVIDIA's driver with CUDA"
+                })
+                .shuts(&Route::ALL)
+        }
+        Err(unseen) => {
+            let seen = format!("the CUDA driver is there and cannot be used: {}", why(unseen));
+            Finding::new("driver.cuda", Verdict::Fault, seen, "cuInit")
+                .remedy("see `nvidia-smi`: after an update of the driver, restart the machine or load the module anew")
+                .shuts(&Route::ALL)
+        }
+    });
+}

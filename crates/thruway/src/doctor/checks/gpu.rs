@@ -1,0 +1,69 @@
+//! The GPUs: whether there is one, of which kind, and how much of its memory others can reach.
+
+use super::Context;
+use crate::base::ByteSize;
+use crate::doctor::machine::{Gpu, Line};
+use crate::doctor::report::{Finding, Route, Verdict};
+
+pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
+    let gpus = &context.machine.gpus;
+    if gpus.is_empty() {
+        let seen = "neither the CUDA driver nor the PCI bus shows an NVIDIA GPU";
+        let cufile = Finding::new("gpu.present", Verdict::NotApplicable, seen, "/sys/bus/pci/devices")
+            .remedy("nothing, unless there is one: then pass it in (`--gpus all`, or PCI pass-through)")
+            .rules_out(&Route::CUFILE);
+        findings.push(cufile);
+        return;
+    }
+    for gpu in gpus {
+        findings.push(kind(gpu));
+        findings.extend(bar1(gpu));
+    }
+}
+
+fn kind(gpu: &Gpu) -> Finding {
+    let source = if gpu.ordinal.is_some() { "cuDeviceGetName" } else { "/proc/driver/nvidia/gpus" };
+    let finding = |verdict, seen: &str| Finding::new("gpu.kind", verdict, seen, source).about(gpu.label());
+    // GPUDirect Storage 1.15 gave up Pascal and Volta, whose capability is below 7.5.
+    if gpu.capability.as_ref().is_some_and(|capability| !capability.at_least(&[7, 5])) {
+        return finding(Verdict::Warning, "older than Turing: GPUDirect Storage supports it up to 1.14 (CUDA 12.9) only")
+            .remedy("use a newer GPU")
+            .rules_out(&Route::CUFILE);
+    }
+    match gpu.line {
+        Line::DataCentre if gpu.is_named_for_p2pdma() => finding(Verdict::Ok, "a data-centre GPU: it supports GPUDirect Storage"),
+        Line::DataCentre | Line::Professional => {
+            finding(Verdict::Ok, "it supports GPUDirect Storage with nvidia-fs, and is not among those named for P2PDMA")
+                .rules_out(&[Route::CufileP2pdma])
+        }
+        Line::Consumer => finding(Verdict::Warning, "of a consumer line: cuFile runs in its compatibility mode only")
+            .remedy("use a GPU of the data-centre or professional lines")
+            .rules_out(&Route::CUFILE),
+        Line::Integrated => finding(Verdict::Warning, "it shares the host's memory: cuFile runs in its compatibility mode only")
+            .remedy("nothing: what is read into host memory is in the GPU's memory here")
+            .rules_out(&Route::CUFILE),
+        Line::Unknown => finding(Verdict::Unknown, "its name is none that is known, so its support is unknown"),
+    }
+}
+
+/// The window through which other devices reach its memory.
+fn bar1(gpu: &Gpu) -> Option<Finding> {
+    let device = gpu.device.as_ref()?;
+    let source = format!("/sys/bus/pci/devices/{}/resource", gpu.address);
+    let Some(bytes) = device.bars.get(1).copied() else {
+        return Some(Finding::new("gpu.bar1", Verdict::Unknown, "the size of BAR1 is unknown", source).about(gpu.label()));
+    };
+    let finding = |verdict, seen: String| Finding::new("gpu.bar1", verdict, seen, source.clone()).about(gpu.label());
+    let size = ByteSize(bytes);
+    Some(match gpu.memory_bytes {
+        _ if bytes == 0 => finding(Verdict::Warning, "BAR1 has no address: no other device reaches the GPU's memory".to_owned())
+            .remedy("switch on \"Above 4G decoding\" in the firmware's set-up")
+            .shuts(&Route::ALL),
+        // CUDA reports a little less than what is built in.
+        Some(memory) if bytes < memory => finding(Verdict::Warning, format!("BAR1 has {size}, less than the GPU's memory"))
+            .remedy("switch on resizable BAR in the firmware's set-up; of professional cards see NVIDIA's displaymodeselector")
+            .shuts(&Route::P2PDMA),
+        Some(_) => finding(Verdict::Ok, format!("BAR1 has {size} and covers the GPU's memory")),
+        None => finding(Verdict::Ok, format!("BAR1 has {size}")),
+    })
+}

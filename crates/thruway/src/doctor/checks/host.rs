@@ -1,0 +1,29 @@
+//! The kernel and the machine as a whole.
+
+use super::Context;
+use crate::doctor::facts::FactsExt;
+use crate::doctor::report::{Finding, Route, Verdict};
+
+/// The UEFI variable; its fifth byte is 1 where Secure Boot is on.
+const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
+
+pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
+    let machine = context.machine;
+    let kernel = format!("Linux {} on {}", machine.release, machine.architecture);
+    findings.push(match (&machine.kernel, machine.is_wsl) {
+        (_, true) => Finding::new("host.kernel", Verdict::Warning, format!("{kernel}: Linux on Windows"), "uname")
+            .remedy("use Linux itself: Windows hands no drive to the GPU, and cuFile does not start there")
+            .rules_out(&Route::ALL),
+        (None, _) => Finding::new("host.kernel", Verdict::Unknown, "the kernel's version is unknown", "uname"),
+        _ => Finding::ok("host.kernel", kernel, "uname"),
+    });
+    if machine.is_root == Some(false) {
+        let seen = "an ordinary user: the access control of PCIe switches cannot be seen";
+        findings.push(Finding::ok("host.user", seen, "geteuid"));
+    }
+    let secure_boot = context.facts.bytes(SECURE_BOOT);
+    if secure_boot.is_ok_and(|bytes| bytes.get(4) == Some(&1)) {
+        let seen = "Secure Boot is on: the kernel loads signed modules only, and nvidia-fs built by DKMS needs an enrolled key";
+        findings.push(Finding::ok("host.secure_boot", seen, SECURE_BOOT));
+    }
+}

@@ -1,0 +1,62 @@
+//! Limits of this process and of the kernel.
+
+use super::{Context, why};
+use crate::base::error::printable;
+use crate::doctor::facts::{FactsExt, calls};
+use crate::doctor::parse::value;
+use crate::doctor::report::{Finding, Verdict};
+
+/// A model of 300 shards, and what else a program has open.
+const FILES_MIN: u64 = 1024;
+
+pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
+    match context.facts.call(calls::LIMITS) {
+        Ok(text) => limits(context, &text, findings),
+        Err(unseen) => {
+            let seen = format!("the limits of this process are unknown: {}", why(&unseen));
+            findings.push(Finding::new("limits.files", Verdict::Unknown, seen, "getrlimit"));
+        }
+    }
+    findings.push(io_uring(context));
+}
+
+fn limits(context: &Context<'_>, text: &str, findings: &mut Vec<Finding>) {
+    let files = value(text, "nofile").unwrap_or("unknown");
+    let seen = format!("{files} files may be open");
+    findings.push(if files.parse::<u64>().is_ok_and(|files| files < FILES_MIN) {
+        let remedy = "raise it: `ulimit -n 65536`, or LimitNOFILE of the service";
+        Finding::new("limits.files", Verdict::Warning, seen, "getrlimit").remedy(remedy)
+    } else {
+        Finding::ok("limits.files", seen, "getrlimit")
+    });
+    // Only RDMA counts against it: CUDA pins by its driver, and Thruway registers no buffers with io_uring.
+    let locked = value(text, "memlock").unwrap_or("unknown");
+    let has_rdma = context.machine.targets.iter().any(|target| target.is_remote());
+    if has_rdma && locked != "unlimited" {
+        let seen = format!("{locked} bytes may be locked, and RDMA locks what it moves");
+        let remedy = "raise it: `ulimit -l unlimited`, or LimitMEMLOCK of the service";
+        findings.push(Finding::new("limits.memlock", Verdict::Warning, seen, "getrlimit").remedy(remedy));
+    }
+}
+
+fn io_uring(context: &Context<'_>) -> Finding {
+    const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
+    let refused = match context.facts.call(calls::IO_URING) {
+        Ok(text) if text.starts_with("available") => {
+            return Finding::ok("limits.io_uring", "io_uring is available", "io_uring_setup");
+        }
+        Ok(text) => printable(text.trim_start_matches("refused").trim()),
+        Err(unseen) => {
+            let seen = format!("whether io_uring works is unknown: {}", why(&unseen));
+            return Finding::new("limits.io_uring", Verdict::Unknown, seen, "io_uring_setup");
+        }
+    };
+    let seen = format!("io_uring is refused ({refused}): threads do its work, with more processor time");
+    let switched_off = context.facts.line(SWITCH).is_ok_and(|value| value != "0");
+    let (source, remedy) = if switched_off {
+        (SWITCH, "allow it: `sudo sysctl kernel.io_uring_disabled=0`")
+    } else {
+        ("io_uring_setup", "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile")
+    };
+    Finding::new("limits.io_uring", Verdict::Warning, seen, source).remedy(remedy)
+}

@@ -1,0 +1,151 @@
+//! What a capture leaves out: whatever tells whose machine it is.
+//!
+//! Most of it is never asked for: no question is about a serial number, the name of the host, or the address of a network
+//! card. What stands beside an answer all the same is taken out here, in such a way that the diagnosis stays what it was.
+
+use super::{Answer, Kind, Question, Unseen};
+
+/// Words of the kernel's command line that the diagnosis reads; the others may say anything.
+const PARAMETERS: [&str; 9] =
+    ["iommu", "intel_iommu", "amd_iommu", "arm-smmu", "pci=", "pcie_", "nvme_core.", "nvidia", "nokaslr"];
+/// Mount options whose value is an address, a name or a path of somebody's.
+const PRIVATE_OPTIONS: [&str; 12] = [
+    "addr=",
+    "clientaddr=",
+    "mountaddr=",
+    "username=",
+    "user=",
+    "domain=",
+    "lowerdir=",
+    "upperdir=",
+    "workdir=",
+    "user_id=",
+    "fsc=",
+    "secret=",
+];
+
+/// The answer without what it should not tell.
+pub(super) fn scrubbed(question: &Question, answer: Answer) -> Answer {
+    let clean = |text: String| {
+        let lines = text.lines().map(|line| match question.key.as_str() {
+            "/proc/self/mountinfo" => mount(line),
+            "/proc/cmdline" => addresses(&parameters(line)),
+            _ => addresses(line),
+        });
+        let mut out: String = lines.map(|line| line + "\n").collect();
+        if text.is_empty() {
+            out.clear();
+        }
+        out
+    };
+    match answer {
+        // Names of files are asked for one directory at a time, none of which holds addresses; versions look like some.
+        Ok(text) if !matches!(question.kind, Kind::Bytes | Kind::List | Kind::Link) => Ok(clean(text)),
+        Err(Unseen::Failed(why)) => Err(Unseen::Failed(addresses(&why))),
+        answer => answer,
+    }
+}
+
+fn parameters(line: &str) -> String {
+    let is_known = |word: &&str| PARAMETERS.iter().any(|known| word.starts_with(known));
+    line.split_whitespace().filter(is_known).collect::<Vec<&str>>().join(" ")
+}
+
+/// A line of the mount table: `host:/export` becomes `server:/export`, and some options lose their value.
+fn mount(line: &str) -> String {
+    let options = |text: &str| {
+        let keep = |option: &&str| !PRIVATE_OPTIONS.iter().any(|private| option.starts_with(private));
+        text.split(',').filter(keep).collect::<Vec<&str>>().join(",")
+    };
+    let Some((left, right)) = line.split_once(" - ") else { return String::new() };
+    let mut fields = right.splitn(3, ' ');
+    let (Some(kind), Some(source)) = (fields.next(), fields.next()) else { return String::new() };
+    let source = match source.split_once(":/") {
+        Some((_, export)) => format!("server:/{export}"),
+        None if source.starts_with("//") => "//server".to_owned(),
+        None => source.to_owned(),
+    };
+    let right = format!("{kind} {} {}", source, options(fields.next().unwrap_or_default()));
+    format!("{left} - {}", addresses(&right)).trim_end().to_owned()
+}
+
+/// Text with each IP address, hardware address and UUID replaced. A PCI address (`0000:41:00.0`) is none of them.
+fn addresses(line: &str) -> String {
+    let is_part = |c: char| c.is_ascii_hexdigit() || matches!(c, '.' | ':' | '-');
+    let mut out = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(start) = rest.find(|c: char| c.is_ascii_hexdigit()) {
+        let word = &rest[start..];
+        let end = word.find(|c| !is_part(c)).unwrap_or(word.len());
+        let before = out.chars().chain(rest[..start].chars()).next_back();
+        let after = word[end..].chars().next();
+        out.push_str(&rest[..start]);
+        let is_whole = !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric);
+        out.push_str(if is_whole { stand_in(&word[..end]) } else { &word[..end] });
+        rest = &word[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+fn stand_in(word: &str) -> &str {
+    let core = word.trim_end_matches(['.', ':', '-']);
+    let parts = |mark: char| core.split(mark).collect::<Vec<&str>>();
+    let is_hex = |part: &&str, length: usize| part.len() == length && part.chars().all(|c| c.is_ascii_hexdigit());
+    let dots = parts('.');
+    if dots.len() == 4 && dots.iter().all(|part| part.parse::<u8>().is_ok()) {
+        return "192.0.2.1";
+    }
+    let dashes = parts('-');
+    let lengths = [8, 4, 4, 4, 12];
+    if dashes.len() == 5 && dashes.iter().zip(lengths).all(|(part, length)| is_hex(part, length)) {
+        return "00000000-0000-0000-0000-000000000000";
+    }
+    let colons = parts(':');
+    if colons.len() == 6 && colons.iter().all(|part| is_hex(part, 2)) {
+        return "00:00:00:00:00:00";
+    }
+    // An IPv6 address has a pair of colons or eight groups; a PCI address has neither.
+    let is_group = |part: &&str| part.len() <= 4 && part.chars().all(|c| c.is_ascii_hexdigit());
+    if colons.len() >= 3 && colons.iter().all(is_group) && (core.contains("::") || colons.len() == 8) {
+        return "2001:db8::1";
+    }
+    word
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clean(key: &str, text: &str) -> String {
+        scrubbed(&Question::new(Kind::File, key), Ok(text.to_owned())).expect("text")
+    }
+
+    #[test]
+    fn addresses_and_identifiers_are_replaced_and_the_rest_stays() {
+        let text =
+            "addr 10.1.2.3 (fe80::1:2), 0c:42:a1:00:00:01 GPU-0a1b2c3d-0000-1111-2222-333344445555 at 0000:41:00.0 v580.159.04";
+        assert_eq!(
+            clean("/x", text),
+            "addr 192.0.2.1 (2001:db8::1), 00:00:00:00:00:00 GPU-0a1b2c3d-0000-1111-2222-333344445555 at 0000:41:00.0 v580.159.04\n"
+                .replace("0a1b2c3d-0000-1111-2222-333344445555", "00000000-0000-0000-0000-000000000000")
+        );
+        for kept in ["0000:41:00.0", "8.0 GT/s PCIe", "2.28.4", "259:0", "/dev/nvme0n1", "6.18.44-fc-v1098", "1.15.1.6x"] {
+            assert_eq!(clean("/x", kept), format!("{kept}\n"));
+        }
+    }
+
+    #[test]
+    fn servers_and_paths_of_mounts_are_left_out() {
+        let line = "40 1 0:50 / /mnt/data rw - nfs4 nas7.corp:/export/a rw,proto=rdma,addr=10.0.0.7,clientaddr=10.0.0.8";
+        assert_eq!(clean("/proc/self/mountinfo", line), "40 1 0:50 / /mnt/data rw - nfs4 server:/export/a rw,proto=rdma\n");
+        let line = "1 0 0:9 / / rw - overlay overlay rw,lowerdir=/home/me/a:/b,upperdir=/c,workdir=/d,metacopy=on";
+        assert_eq!(clean("/proc/self/mountinfo", line), "1 0 0:9 / / rw - overlay overlay rw,metacopy=on\n");
+    }
+
+    #[test]
+    fn of_the_kernels_command_line_only_known_words_stay() {
+        let line = "root=UUID=1 ip=10.0.0.1 hostname=secret iommu=pt intel_iommu=on quiet";
+        assert_eq!(clean("/proc/cmdline", line), "iommu=pt intel_iommu=on\n");
+    }
+}

@@ -1,0 +1,99 @@
+//! The machine as values: what several checks need, read once.
+
+mod gpus;
+mod pci;
+mod settings;
+mod storage;
+
+use super::facts::{Facts, FactsExt, Unseen, calls};
+use super::parse::mounts::{self, Mount};
+use super::parse::nvidia::{self, CudaSurvey, DriverVersion};
+use super::parse::{Version, value};
+
+pub use gpus::{Gpu, Line};
+pub use pci::{Link, PciDevice};
+pub use settings::{CufileConfig, CufileLibrary};
+pub use storage::{Direct, Drive, DriveKind, Layer, LayerKind, PlaceFacts, Target};
+
+/// A machine, and the places on it that are asked about.
+#[derive(Debug)]
+pub struct Machine {
+    /// The kernel's release, such as `6.8.0-45-generic`; empty if it is unknown.
+    pub release: String,
+    /// Its version.
+    pub kernel: Option<Version>,
+    /// The architecture, such as `x86_64`.
+    pub architecture: String,
+    /// Whether it is Linux on Windows.
+    pub is_wsl: bool,
+    /// What shows that this is a container, if anything does.
+    pub container: Option<&'static str>,
+    /// Whether the superuser asks; `None` if that is unknown.
+    pub is_root: Option<bool>,
+    /// The kernel module of NVIDIA's driver.
+    pub driver: Result<DriverVersion, Unseen>,
+    /// The CUDA driver.
+    pub cuda: Result<CudaSurvey, Unseen>,
+    /// The GPUs: those of the CUDA driver first, in its order, then those that only the PCI bus shows.
+    pub gpus: Vec<Gpu>,
+    /// Other devices on the bus that offer memory to their peers and to programs.
+    pub pools: Vec<PciDevice>,
+    /// The library of cuFile, if it was found.
+    pub library: Option<CufileLibrary>,
+    /// Its settings.
+    pub config: CufileConfig,
+    /// The mounts.
+    pub mounts: Vec<Mount>,
+    /// The places that are asked about.
+    pub targets: Vec<Target>,
+}
+
+impl Machine {
+    /// Reads all of it.
+    pub fn examine(facts: &dyn Facts, paths: &[String]) -> Self {
+        let kernel = facts.call(calls::KERNEL).unwrap_or_default();
+        let release = value(&kernel, "release").unwrap_or_default().to_owned();
+        let user = facts.call(calls::USER).ok();
+        let cuda = facts.call(calls::CUDA).map(|text| nvidia::survey(&text));
+        let driver = facts.file("/proc/driver/nvidia/version").and_then(|text| {
+            nvidia::driver_version(&text).ok_or_else(|| Unseen::Failed("its text is not what it should be".to_owned()))
+        });
+        let mounts = facts.file("/proc/self/mountinfo").map(|table| mounts::parse(&table)).unwrap_or_default();
+        let targets = paths.iter().map(|path| Target::examine(facts, &mounts, path)).collect();
+        Self {
+            kernel: Version::parse(&release),
+            architecture: value(&kernel, "machine").unwrap_or_default().to_owned(),
+            is_wsl: release.to_ascii_lowercase().contains("microsoft"),
+            container: container(facts),
+            is_root: user.as_deref().and_then(|text| value(text, "root")).map(|word| word == "yes"),
+            gpus: gpus::all(facts, cuda.as_ref().ok()),
+            pools: pci::pools(facts),
+            library: settings::library(facts),
+            config: CufileConfig::examine(facts),
+            release,
+            driver,
+            cuda,
+            mounts,
+            targets,
+        }
+    }
+
+    /// Whether this is an x86 machine, to which some demands are made that others do not know.
+    pub fn is_x86(&self) -> bool {
+        self.architecture == "x86_64"
+    }
+
+    /// Whether the kernel is of this version or newer.
+    pub fn kernel_at_least(&self, least: &[u32]) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.at_least(least))
+    }
+}
+
+/// What shows that this is a container.
+fn container(facts: &dyn Facts) -> Option<&'static str> {
+    const SIGNS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
+    if let Some(sign) = SIGNS.into_iter().find(|path| facts.exists(path)) {
+        return Some(sign);
+    }
+    ["container", "KUBERNETES_SERVICE_HOST"].into_iter().find(|name| facts.env(name).is_some())
+}

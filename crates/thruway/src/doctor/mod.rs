@@ -1,0 +1,30 @@
+//! Whether this machine has a direct path between its storage and its GPUs, and what is in the way.
+//!
+//! ```text
+//! facts (the machine, or a capture)  →  parse  →  machine (values)  →  checks (findings)  →  route (the conclusion)
+//! ```
+//! Everything past the facts is pure. The doctor says what is *expected*: only bytes that were moved prove a path.
+
+mod checks;
+pub mod cufile;
+pub mod facts;
+pub mod machine;
+pub mod parse;
+pub mod report;
+mod route;
+
+use facts::{Facts, Kind};
+
+pub use report::Report;
+
+/// Examines the machine behind `facts`, and the places `paths` on it. Changes nothing, and takes bounded time.
+pub fn examine(facts: &dyn Facts, paths: &[String]) -> Report {
+    let machine = machine::Machine::examine(facts, paths);
+    let findings = checks::all(facts, &machine);
+    route::conclude(&machine, findings)
+}
+
+/// The places that a capture was made for.
+pub fn captured_paths(capture: &facts::Capture) -> Vec<String> {
+    capture.questions().filter(|question| question.kind == Kind::Place).map(|question| question.key.clone()).collect()
+}

@@ -1,0 +1,85 @@
+//! `/proc/self/mountinfo`.
+
+use std::path::Path;
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Where it is mounted.
+    pub point: String,
+    /// The kind of filesystem, as the kernel calls it.
+    pub kind: String,
+    /// What is mounted: a device, a server's export, or a word.
+    pub source: String,
+    /// `major:minor`.
+    pub device: String,
+    /// The options of this mount and those of the filesystem.
+    pub options: Vec<String>,
+}
+
+impl Mount {
+    /// Whether an option is set, such as `data=ordered`.
+    pub fn has(&self, option: &str) -> bool {
+        self.options.iter().any(|have| have == option)
+    }
+
+    /// The value of an option `name=value`.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let pairs = self.options.iter().filter_map(|option| option.split_once('='));
+        pairs.into_iter().find(|(have, _)| *have == name).map(|(_, value)| value)
+    }
+}
+
+/// All mounts, in the order in which they were made. Lines that are none are left out.
+pub fn parse(table: &str) -> Vec<Mount> {
+    table.lines().filter_map(line).collect()
+}
+
+/// The mount that holds `path`: that with the longest mount point above it, and of two at one point the later, which
+/// covers the other.
+pub fn holding<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
+    let above = mounts.iter().filter(|mount| Path::new(path).starts_with(&mount.point));
+    above.max_by_key(|mount| mount.point.len())
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
+fn line(line: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let left: Vec<&str> = left.split(' ').collect();
+    let right: Vec<&str> = right.split(' ').collect();
+    let ([_, _, device, _, point, own, ..], [kind, source, rest @ ..]) = (left.as_slice(), right.as_slice()) else {
+        return None;
+    };
+    let options = own.split(',').chain(rest.iter().flat_map(|options| options.split(',')));
+    Some(Mount {
+        point: unescaped(point),
+        kind: (*kind).to_owned(),
+        source: unescaped(source),
+        device: (*device).to_owned(),
+        options: options.filter(|option| !option.is_empty()).map(unescaped).collect(),
+    })
+}
+
+/// The kernel writes blanks and backslashes in names as three octal digits.
+fn unescaped(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_owned(), |text, (octal, plain)| text.replace(octal, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_and_latest_mount_holds_a_path() {
+        let table = "1 0 8:1 / / rw - ext4 /dev/sda1 rw,data=ordered\n2 1 259:0 / /mnt/a\\040b rw,noatime shared:1 - xfs /dev/nvme0n1 rw\n\
+                     3 1 0:9 / /mnt/a\\040b ro - tmpfs tmpfs rw,size=1k\nnonsense\n";
+        let mounts = parse(table);
+        assert_eq!(mounts.len(), 3);
+        let held = holding(&mounts, "/mnt/a b/c").expect("held");
+        assert_eq!((held.kind.as_str(), held.has("ro"), held.value("size")), ("tmpfs", true, Some("1k")));
+        assert!(holding(&mounts, "/mnt/a").expect("held").has("data=ordered"));
+        assert_eq!(holding(&mounts, "relative"), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! The files of a PCI device in sysfs.
+
+/// What kind of device the class code names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A display controller, or a 3D controller without a display.
+    Display,
+    /// An NVMe controller.
+    Nvme,
+    /// A network or InfiniBand controller.
+    Network,
+    /// A bridge to further buses: a port of a switch or of the root complex.
+    Bridge,
+    /// Something else.
+    Other,
+}
+
+/// Reads `class`, such as `0x030200`.
+pub fn class(text: &str) -> Option<Class> {
+    let code = u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()?;
+    Some(match (code >> 16, code >> 8) {
+        (0x03, _) => Class::Display,
+        (_, 0x0108) => Class::Nvme,
+        (0x02, _) | (_, 0x0c06) => Class::Network,
+        (_, 0x0604) => Class::Bridge,
+        _ => Class::Other,
+    })
+}
+
+/// Reads `current_link_speed`, such as `16.0 GT/s PCIe`, in tenths of GT/s. `Unknown` is `None`.
+pub fn speed(text: &str) -> Option<u32> {
+    let (number, unit) = text.trim().split_once(' ')?;
+    let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
+    let tenths =
+        whole.parse::<u32>().ok()?.checked_mul(10)?.checked_add(tenth.parse::<u32>().ok().filter(|tenth| *tenth < 10)?)?;
+    unit.starts_with("GT/s").then_some(tenths)
+}
+
+/// Reads `resource`: the bytes of each base address register, in their order; 0 for one that is not used.
+pub fn bars(text: &str) -> Vec<u64> {
+    const BARS: usize = 6;
+    let number = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+    let bytes = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = (number(words.next()?)?, number(words.next()?)?);
+        if end == 0 { Some(0) } else { end.checked_sub(start)?.checked_add(1) }
+    };
+    text.lines().take(BARS).map_while(bytes).collect()
+}
+
+/// The PCI addresses in a resolved path of sysfs, from the root complex to the device.
+pub fn addresses(path: &str) -> Vec<&str> {
+    path.split('/').filter(|part| is_address(part)).collect()
+}
+
+/// `0000:41:00.0`
+pub fn is_address(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let hex = |range: std::ops::Range<usize>| bytes[range].iter().all(u8::is_ascii_hexdigit);
+    bytes.len() == 12
+        && bytes[4] == b':'
+        && bytes[7] == b':'
+        && bytes[10] == b'.'
+        && hex(0..4)
+        && hex(5..7)
+        && hex(8..10)
+        && hex(11..12)
+}
+
+/// The root complex in a resolved path of sysfs: `pci0000:40`.
+pub fn root_of(path: &str) -> Option<&str> {
+    path.split('/').find(|part| part.starts_with("pci") && part.contains(':'))
+}
+
+/// The root port in a resolved path of sysfs, if the device lies behind one.
+pub fn port_of(path: &str) -> Option<&str> {
+    let addresses = addresses(path);
+    (addresses.len() > 1).then(|| addresses[0])
+}
+
+/// How far two devices lie from each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// Under one switch: what goes between them need not pass the root complex.
+    Switch,
+    /// Under one root complex.
+    Root,
+    /// Under two root complexes of one NUMA node.
+    Node,
+    /// On two NUMA nodes: between them lies the link of two sockets.
+    Sockets,
+}
+
+impl Distance {
+    /// In words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Switch => "under one PCIe switch",
+            Self::Root => "under one root complex",
+            Self::Node => "under two root complexes of one NUMA node",
+            Self::Sockets => "on two sockets",
+        }
+    }
+
+    /// The word for it in the tables of `nvidia-smi topo`.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Switch => "PIX",
+            Self::Root => "PHB",
+            Self::Node => "NODE",
+            Self::Sockets => "SYS",
+        }
+    }
+}
+
+/// The distance of two devices, from their resolved paths in sysfs and their NUMA nodes; `None` where a path is none of
+/// sysfs.
+pub fn distance(one: (&str, Option<u32>), other: (&str, Option<u32>)) -> Option<Distance> {
+    let (root, other_root) = (root_of(one.0)?, root_of(other.0)?);
+    if root == other_root {
+        let shares_port = port_of(one.0).is_some_and(|port| port_of(other.0) == Some(port));
+        return Some(if shares_port { Distance::Switch } else { Distance::Root });
+    }
+    // Unknown nodes are those of machines with one.
+    let crosses = one.1.zip(other.1).is_some_and(|(one, other)| one != other);
+    Some(if crosses { Distance::Sockets } else { Distance::Node })
+}
+
+/// Reads configuration space: whether its Access Control Services send peers' requests up to the root complex (`ReqRedir`,
+/// `CmpltRedir` or `UpstreamFwd`); `None` if the capability is not there or is not shown to this user.
+pub fn redirects_upstream(config: &[u8]) -> Option<bool> {
+    const ACS: u32 = 0x000d;
+    const REDIRECTS: u16 = 0x04 | 0x08 | 0x10;
+    let word = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
+    let mut at = 0x100;
+    // Each capability is at least 8 bytes, so a list that goes on for longer runs in a circle.
+    for _ in 0..(4096 - 0x100) / 8 {
+        let head = word(at)?;
+        if head & 0xffff == ACS {
+            let control = u16::from_le_bytes(config.get(at + 6..at + 8)?.try_into().ok()?);
+            return Some(control & REDIRECTS != 0);
+        }
+        at = usize::try_from(head >> 20).ok()? & !3;
+        if at < 0x100 {
+            return None;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_a_device_are_read() {
+        assert_eq!(
+            (class("0x030200\n"), class("0x010802"), class("0x020700")),
+            (Some(Class::Display), Some(Class::Nvme), Some(Class::Network))
+        );
+        assert_eq!((speed("16.0 GT/s PCIe\n"), speed("2.5 GT/s"), speed("Unknown")), (Some(160), Some(25), None));
+        let resource = "0x00000000c0000000 0x00000000c0ffffff 0x0000000000040200\n\
+                        0x0000380000000000 0x00003807ffffffff 0x000000000014220c\n\
+                        0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+        assert_eq!(bars(resource), [16 << 20, 32 << 30, 0]);
+        assert!(is_address("0000:41:00.0") && !is_address("0000:41:00.") && !is_address("pci0000:40"));
+    }
+
+    #[test]
+    fn distance_follows_the_tree() {
+        let gpu = "/sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:00.0/0000:43:00.0";
+        let near = "/sys/devices/pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:01.0/0000:44:00.0";
+        let beside = "/sys/devices/pci0000:40/0000:40:03.1/0000:48:00.0";
+        let far = "/sys/devices/pci0000:c0/0000:c0:01.1/0000:c1:00.0";
+        let of = |other, node| distance((gpu, Some(0)), (other, node));
+        assert_eq!(of(near, Some(0)), Some(Distance::Switch));
+        assert_eq!(of(beside, Some(0)), Some(Distance::Root));
+        assert_eq!(
+            (of(far, Some(0)), of(far, None), of(far, Some(1))),
+            (Some(Distance::Node), Some(Distance::Node), Some(Distance::Sockets))
+        );
+        assert_eq!(of("/sys/devices/virtual/block/md0", None), None);
+    }
+
+    #[test]
+    fn access_control_is_found_in_configuration_space_and_a_circle_ends() {
+        let mut config = vec![0; 4096];
+        // An unrelated capability first, then ACS at 0x148 with ReqRedir set.
+        config[0x100..0x104].copy_from_slice(&(0x0001_u32 | 1 << 16 | 0x148 << 20).to_le_bytes());
+        config[0x148..0x14c].copy_from_slice(&(0x000d_u32 | 1 << 16).to_le_bytes());
+        config[0x14e] = 0x04;
+        assert_eq!(redirects_upstream(&config), Some(true));
+        config[0x14e] = 0x01;
+        assert_eq!(redirects_upstream(&config), Some(false));
+        assert_eq!(redirects_upstream(&config[..64]), None, "an ordinary user sees no more");
+        config[0x100..0x104].copy_from_slice(&(0x0001_u32 | 0x100 << 20).to_le_bytes());
+        assert_eq!(redirects_upstream(&config), None);
+    }
+}
