@@ -57,6 +57,13 @@ def test_the_longest_end_of_a_name_decides(model) -> None:
     assert torch.equal(loaded["layers.1.o_proj.weight"], saved["layers.1.o_proj.weight"][100:200])
 
 
+def test_one_table_of_shards_is_for_every_choice_of_names(model) -> None:
+    path, _ = model
+    shard = {"q_proj.weight": (0, 0, 2), "o_proj.weight": (1, 0, 2)}
+    assert ours.load_file(path, names=["embed.weight"], shard=shard).keys() == {"embed.weight"}
+    assert ours.load_file(path, names=[NAMES[3]], shard=shard)[NAMES[3]].shape == (300, 35)
+
+
 def test_names_are_a_list_or_a_function(model) -> None:
     path, saved = model
     assert ours.load_file(path, names=lambda name: "q_proj" in name).keys() == set(NAMES[1:3])
@@ -79,7 +86,7 @@ def test_floating_point_numbers_are_converted_and_nothing_else(tmp_path: Path) -
     [
         ({"names": "embed.weight"}, "not the text"),
         ({"names": ["nothing"]}, "there are no tensors with these names: nothing"),
-        ({"shard": {"nothing": (0, 0, 2)}}, "no tensor that is wanted has a name of shard: 'nothing'"),
+        ({"shard": {"nothing": (0, 0, 2)}}, "no tensor has a name that shard gives: 'nothing'"),
         ({"shard": {"q_proj.weight": (2, 0, 2)}}, "has 2 dimensions"),
         ({"shard": {"steps": (0, 0, 2)}}, "has 0 dimensions"),
         ({"shard": {"q_proj.weight": (0, 2, 2)}}, "there is no rank 2 of 2"),
@@ -92,7 +99,7 @@ def test_floating_point_numbers_are_converted_and_nothing_else(tmp_path: Path) -
         ({"names": 5}, "names is a list of names"),
         ({"names": [["a"]]}, "names is a list of names"),
         ({"shard": 0}, "shard is a dict"),
-        ({"shard": {5: (0, 0, 2), "b": (0, 0, 2)}}, "no tensor that is wanted"),
+        ({"shard": {5: (0, 0, 2), "b": (0, 0, 2)}}, "no tensor has a name"),
     ],
 )
 def test_what_cannot_be_selected_is_named(model, options: dict, message: str) -> None:

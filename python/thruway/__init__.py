@@ -9,6 +9,7 @@ import atexit
 from thruway import _thruway
 from thruway._errors import (
     AlreadyExistsError,
+    BadIndexError,
     CancelledError,
     ChangedError,
     GpuError,
@@ -36,6 +37,7 @@ atexit.register(_thruway.close)
 
 __all__ = [
     "AlreadyExistsError",
+    "BadIndexError",
     "CancelledError",
     "ChangedError",
     "GpuError",

@@ -53,7 +53,7 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
 def place(device: Any) -> tuple[str, None]:
     """Arrays lie in host memory."""
-    if str(device) not in ("cpu", "cpu:0"):
+    if device is not None and str(device) not in ("cpu", "cpu:0"):
         raise InvalidInputError(f"Device {device} is not supported for framework numpy")
     return "host", None
 

@@ -65,6 +65,10 @@ class InvalidInputError(ThruwayError, ValueError):
     kind = "invalid input"
 
 
+class BadIndexError(InvalidInputError, IndexError):
+    """A tensor cannot be indexed so."""
+
+
 class MalformedError(ThruwayError):
     """A file breaks the rules of its format."""
 

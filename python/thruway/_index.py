@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from thruway._errors import InvalidInputError
+from thruway._errors import BadIndexError
 
 # Of one dimension: the elements from start to stop, every step-th, or a single one (then the dimension goes).
 Part = tuple[int, int, int] | int
@@ -15,14 +15,14 @@ def parts_of(index: Any, shape: list[int]) -> list[Part]:
     """What `index` means for a tensor of this shape, one part for each dimension. Bounds follow numpy's rules.
 
     Raises:
-        InvalidInputError: more indices than dimensions, an index out of bounds, a step below 1, or what is no index.
+        BadIndexError: more indices than dimensions, an index out of bounds, a step below 1, or what is no index.
     """
     indices = list(index) if isinstance(index, tuple) else [index]
     ellipses = [at for at, one in enumerate(indices) if one is Ellipsis]
     if len(ellipses) > 1:
-        raise InvalidInputError("an index can only have a single ellipsis ('...')")
+        raise BadIndexError("an index can only have a single ellipsis ('...')")
     if len(indices) - len(ellipses) > len(shape):
-        raise InvalidInputError(f"too many indices: {len(indices)} for a tensor with {len(shape)} dimensions")
+        raise BadIndexError(f"too many indices: {len(indices)} for a tensor with {len(shape)} dimensions")
     missing = [slice(None)] * (len(shape) - len(indices) + len(ellipses))
     if ellipses:
         indices[ellipses[0] : ellipses[0] + 1] = missing
@@ -37,27 +37,25 @@ def _part(one: Any, length: int, dimension: int) -> Part:
             step = 1 if one.step is None else operator.index(one.step)
             start, stop, _ = one.indices(length) if step > 0 else (0, 0, 0)
         except TypeError:
-            raise InvalidInputError(f"the bounds of a slice are integers: {one}") from None
+            raise BadIndexError(f"the bounds of a slice are integers: {one}") from None
         if step < 1:
-            raise InvalidInputError(f"Slice step must be a positive integer, got {step}")
+            raise BadIndexError(f"Slice step must be a positive integer, got {step}")
         # Frameworks hold steps in 64 bits.
         return start, max(start, stop), min(step, max(length, 1))
     if isinstance(one, list):
         if not one:
             return 0, 0, 1
-        raise InvalidInputError("lists of indices are not supported: load the tensor and index it")
+        raise BadIndexError("lists of indices are not supported: load the tensor and index it")
     if isinstance(one, bool) or getattr(one, "ndim", None) or "bool" in str(getattr(one, "dtype", "")):
-        raise InvalidInputError("masks and arrays of indices are not supported: load the tensor and index it")
+        raise BadIndexError("masks and arrays of indices are not supported: load the tensor and index it")
     try:
         number = operator.index(one)
     except TypeError:
-        raise InvalidInputError(
-            f"a tensor is indexed by integers, slices and '...', not by {type(one).__name__}"
-        ) from None
+        raise BadIndexError(f"a tensor is indexed by integers, slices and '...', not by {type(one).__name__}") from None
     if number < -length:
-        raise InvalidInputError(f"Invalid index {number} for dimension {dimension} of size {length}")
+        raise BadIndexError(f"Invalid index {number} for dimension {dimension} of size {length}")
     if number >= length:
-        raise InvalidInputError(f"index {number} out of bounds for tensor dimension #{dimension} of size {length}")
+        raise BadIndexError(f"index {number} out of bounds for tensor dimension #{dimension} of size {length}")
     return number % length
 
 

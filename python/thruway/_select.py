@@ -63,14 +63,16 @@ def _checked(key: str, cut: Any) -> tuple[int, int, int]:
     return dimension, rank, world
 
 
-def resolved(shapes: Mapping[str, list[int]], shard: Shard | None) -> dict[str, tuple[int, int, int]]:
+def resolved(
+    shapes: Mapping[str, list[int]], shard: Shard | None, others: Iterable[str] = ()
+) -> dict[str, tuple[int, int, int]]:
     """For each tensor of which only a shard is wanted which: its dimension, rank and world.
 
     A key of `shard` is a tensor's name, or the end of it after a dot: "q_proj.weight" is that of every layer. The
-    longest key counts.
+    longest key counts. `others` are names of tensors that a key may be meant for, too.
 
     Raises:
-        InvalidInputError: a key fits no tensor, a dimension that is not there, a rank that is not.
+        InvalidInputError: a key fits no name, a dimension that is not there, a rank that is not.
     """
     if shard is None:
         return {}
@@ -91,14 +93,20 @@ def resolved(shapes: Mapping[str, list[int]], shard: Shard | None) -> dict[str, 
                 f"{name} has {len(shape)} dimensions, and shard[{key!r}] cuts dimension {dimension}"
             )
         found[name] = (dimension % len(shape), rank, world)
+    unused = {key for key in unused if not any(f".{name}".endswith(f".{key}") for name in others)}
     if unused:
-        raise InvalidInputError(f"no tensor that is wanted has a name of shard: {', '.join(sorted(map(repr, unused)))}")
+        hint = "a key is a tensor's name or whole parts of its end: 'q_proj.weight', not 'proj.weight'"
+        raise InvalidInputError(
+            f"no tensor has a name that shard gives: {', '.join(sorted(map(repr, unused)))}", hint=hint
+        )
     return found
 
 
-def cuts(shapes: Mapping[str, list[int]], shard: Shard | None) -> dict[str, tuple[int, int, int]]:
+def cuts(
+    shapes: Mapping[str, list[int]], shard: Shard | None, others: Iterable[str] = ()
+) -> dict[str, tuple[int, int, int]]:
     """Likewise its dimension, and where the shard starts and stops in it."""
-    found = resolved(shapes, shard).items()
+    found = resolved(shapes, shard, others).items()
     return {name: (dimension, *share(shapes[name][dimension], rank, world)) for name, (dimension, rank, world) in found}
 
 

@@ -5,6 +5,13 @@
 many ranks.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("thruway.torch needs PyTorch: pip install torch", name="torch") from None
+
 from thruway._select import expert_names
 from thruway.torch._into import load_into
 from thruway.torch._load import load, load_file

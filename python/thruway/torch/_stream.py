@@ -54,7 +54,7 @@ def wanted_of(entries: Mapping[str, Any], names: _select.Names, shard: _select.S
     """Which tensors are wanted, in the order of their bytes, and which part of each."""
     chosen = _select.chosen(entries, names)
     shapes = {name: _tensors.shape_of(*entries[name][1:3]) for name in chosen} if shard else {}
-    cuts, wanted = _select.cuts(shapes, shard), []
+    cuts, wanted = _select.cuts(shapes, shard, entries), []
     for name in chosen:
         _, code, shape, _, start, end = entries[name]
         narrowed = None

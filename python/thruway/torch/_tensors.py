@@ -45,7 +45,9 @@ def place(device: Any) -> tuple[str, torch.device | None]:
         UnsupportedError: a GPU that this machine or this torch does not have.
     """
     try:
-        wanted = torch.device("cuda", device) if type(device) is int else torch.device(device)
+        wanted = (
+            torch.device("cuda", device) if type(device) is int else torch.device("cpu" if device is None else device)
+        )
     except (RuntimeError, TypeError, ValueError):
         raise InvalidInputError(
             f'{device!r} is no device: use "cpu", "cuda", "cuda:1" or the number of a GPU'
