@@ -372,7 +372,8 @@ fn ten_thousand_registrations_leave_nothing() {
         }
     }
     let grown = resident().saturating_sub(before);
-    assert!(grown < 1024, "{grown} pages more after 9,000 registrations");
+    // AddressSanitizer keeps freed memory for a while, to catch who still uses it.
+    assert!(grown < 1024 || std::env::var_os("ASAN_OPTIONS").is_some(), "{grown} pages more after 9,000 registrations");
     assert_eq!((world.cufile.count("buffers"), world.cufile.calls("cuFileBufDeregister")), (0, 10_000));
     drop((path, session));
     world.assert_clean();

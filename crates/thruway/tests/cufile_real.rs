@@ -111,7 +111,9 @@ fn registering_and_forgetting_leaves_nothing() {
             }
         }
         let (grown, lost) = (resident().saturating_sub(before), free.saturating_sub(gpu.free_bytes().expect("a number")));
-        assert!(grown < 2048 && lost < 16 << 20, "{grown} pages and {lost} bytes of the GPU's more at the end");
+        // AddressSanitizer keeps freed memory for a while, to catch who still uses it.
+        let flat = grown < 2048 || std::env::var_os("ASAN_OPTIONS").is_some();
+        assert!(flat && lost < 16 << 20, "{grown} pages and {lost} bytes of the GPU's more at the end");
     });
 }
 
