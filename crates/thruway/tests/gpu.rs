@@ -187,32 +187,6 @@ fn a_load_fills_a_lent_gpu_buffer_in_place_and_a_slice_arrives_alone() {
 }
 
 #[test]
-fn a_slice_of_columns_comes_in_few_copies_of_many_rows() {
-    const ROWS: usize = 3000;
-    const COLUMNS: usize = 700;
-    let directory = scratch();
-    let path = directory.path().join("model.safetensors");
-    let whole = content("matrix", ROWS * COLUMNS);
-    let text = format!(r#"{{"matrix":{{"dtype":"U8","shape":[{ROWS},{COLUMNS}],"data_offsets":[0,{}]}}}}"#, whole.len());
-    std::fs::write(&path, [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &whole].concat()).expect("write");
-    let fake = FakeCuda::start("DELAY_US=0..300");
-    let session = session(&fake);
-    let model = session.open(&path).expect("open");
-    for (policy, columns) in [("cached", 3..690), ("staged", 0..1), ("staged", 650..700), ("auto", 100..101)] {
-        let before = fake.calls("cuMemcpyHtoDAsync_v2") + fake.calls("cuMemcpy2DAsync_v2");
-        let options = LoadOptions::all().slice("matrix", 1, columns.start as u64..columns.end as u64);
-        let (loaded, _) = model.load(options.path(policy.parse().expect("a policy"))).expect("load");
-        let found = loaded.get("matrix").expect("loaded").to_host().expect("readable");
-        let wanted: Vec<u8> = whole.chunks(COLUMNS).flat_map(|row| &row[columns.clone()]).copied().collect();
-        assert!(found == wanted, "{policy} {columns:?}");
-        let copies = fake.calls("cuMemcpyHtoDAsync_v2") + fake.calls("cuMemcpy2DAsync_v2") - before;
-        assert!(copies <= ROWS as u64 / 64, "{policy} {columns:?}: {copies} copies");
-    }
-    drop((session, model));
-    fake.assert_clean();
-}
-
-#[test]
 fn a_load_into_the_memory_of_an_earlier_one_allocates_nothing_and_leaves_what_is_still_used_alone() {
     let directory = scratch();
     let path = model_file(&directory);
@@ -580,9 +554,7 @@ fn a_load_comes_after_what_its_callers_stream_still_does_with_the_memory() {
         let _current = gpu.current()?;
         let fill = |one: &thruway::model::Allocation| {
             let buffer = GpuBuffer::new(&gpu, one.bytes)?;
-            if one.bytes > 0 {
-                fill_later(buffer.address(), one.bytes);
-            }
+            fill_later(buffer.address(), one.bytes);
             Ok(buffer.into())
         };
         wanted.iter().map(fill).collect()
