@@ -128,7 +128,7 @@ def _has_its_own_way(module: torch.nn.Module) -> bool:
     # What batch normalisation adds is a buffer that old files lack, and FSDP only brings its parameters back to shards.
     known = (torch.nn.Module._load_from_state_dict, torch.nn.modules.batchnorm._NormBase._load_from_state_dict)
     hooks = (*module._load_state_dict_pre_hooks.values(), *module._load_state_dict_post_hooks.values())
-    modules = [getattr(getattr(hook, "hook", hook), "__module__", "") for hook in hooks]
+    modules = [getattr(getattr(hook, "hook", hook), "__module__", None) or "" for hook in hooks]
     foreign = [name for name in modules if not name.startswith("torch.distributed.fsdp.")]
     return type(module)._load_from_state_dict not in known or bool(foreign)
 
