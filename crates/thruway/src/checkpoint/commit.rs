@@ -12,15 +12,19 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use super::checksum::{self, Checksum};
 use super::manifest::{Json, MANIFEST, Manifest, SaveId, World};
 use super::names::{DirectoryName, Listing};
 use super::plan::Plan;
 use super::retention::Retention;
-use super::{Checkpoints, checksum, lock, recover};
+use super::tally::Tally;
+use super::{Checkpoints, lock, recover};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::cuda::CallerStream;
-use crate::io::policy::PathPolicy;
+use crate::io::policy::{Path as TransferPath, PathPolicy};
+use crate::memory::{MemoryKind, Region};
 use crate::model::{Form, Source, Writer};
 use crate::storage::open_files_left;
 use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
@@ -33,7 +37,7 @@ const DESCRIPTORS_MIN: usize = 16;
 pub struct Group {
     /// Its name: any text.
     pub name: String,
-    /// The tensors, in host memory. Names are unique within a group.
+    /// The tensors, in host memory or in that of the session's GPU. Names are unique within a group.
     pub tensors: Vec<Source>,
     /// Text pairs for the `__metadata__` of its files.
     pub metadata: BTreeMap<String, String>,
@@ -161,6 +165,7 @@ impl Checkpoints {
     /// recognisable by its name. With the fact `published` the new one is in place and whole, and only a power cut might
     /// still undo it.
     pub fn save(&self, step: u64, groups: &[Group], structure: &Json, options: CheckpointOptions) -> Result<Saved> {
+        self.ensure_reachable(groups)?;
         let plan = Plan::new(step, groups, structure, &options)?;
         self.create()?;
         let _lock = lock::take(&*self.context.namespace, &self.directory)?;
@@ -176,7 +181,11 @@ impl Checkpoints {
             }
         };
         self.preflight(&plan)?;
-        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), ..options.transfer };
+        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer };
+        if let (Some(after), Some(streams)) = (options.transfer.after, &self.context.streams) {
+            // Before anybody looks at the bytes, and the transfer is not the first to.
+            after.wait(streams.gpu())?;
+        }
         let save_id = plan.manifest.save_id;
         let receipt = self.write(plan, groups, &self.directory.join(name.to_string()), &transfer)?;
         // Committed: from here on nothing can fail it.
@@ -223,25 +232,15 @@ impl Checkpoints {
         let begun = std::time::Instant::now();
         let Plan { files, mut manifest, sources } = plan;
         let (mut writer, mut receipt) = Writer::begin(&self.context, target, Form::Directory, files, transfer)?;
+        let tensors: Vec<&Source> = groups.iter().flat_map(|group| &group.tensors).collect();
         let mut moves: Vec<Move> = Vec::new();
         for (number, group) in groups.iter().enumerate() {
             for source in &group.tensors {
                 moves.push(writer.place(number, &source.spec.name, 0, source.region.clone())?);
             }
         }
-        // The processors have little to do while the drive writes.
-        let (moved, sums) = std::thread::scope(|scope| {
-            let summing = || checksums(groups, manifest.chunk_bytes);
-            let beside = std::thread::Builder::new().name("thruway-checksums".to_owned()).spawn_scoped(scope, summing);
-            let moved = run(&self.context, moves, transfer);
-            let sums = match beside {
-                Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                Err(_) => checksums(groups, manifest.chunk_bytes),
-            };
-            (moved, sums)
-        });
-        receipt.merge(moved.map_err(|error| writer.name_tensor(error))?);
-        fill_in(&mut manifest, &sources, sums?);
+        let sums = self.move_and_sum(&tensors, moves, manifest.chunk_bytes, transfer, &mut receipt);
+        fill_in(&mut manifest, &sources, sums.map_err(|error| writer.name_tensor(error))?);
         writer.sync()?;
         if transfer.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
@@ -252,23 +251,78 @@ impl Checkpoints {
         receipt.seconds = begun.elapsed().as_secs_f64();
         Ok(receipt)
     }
-}
 
-/// The checksums of every tensor's chunks, group by group, from the caller's memory. (Those of tensors in GPU memory would be
-/// computed where their bytes pass, in the ring, and handed over in the same form.)
-fn checksums(groups: &[Group], chunk_bytes: u64) -> Result<Vec<Vec<Vec<checksum::Checksum>>>> {
-    let of_group = |group: &Group| {
-        let bytes = group.tensors.iter().map(|source| source.region.host_bytes()).collect::<Result<Vec<&[u8]>>>()?;
-        Ok(checksum::of_all(&bytes, chunk_bytes))
-    };
-    groups.iter().map(of_group).collect()
-}
-
-fn fill_in(manifest: &mut Manifest, sources: &[Vec<usize>], mut sums: Vec<Vec<Vec<checksum::Checksum>>>) {
-    let chunk_bytes = manifest.chunk_bytes;
-    for ((group, sources), sums) in manifest.groups.iter_mut().zip(sources).zip(&mut sums) {
-        for (tensor, source) in group.tensors.iter_mut().zip(sources) {
-            tensor.set_chunk_sums(std::mem::take(&mut sums[*source]), chunk_bytes);
+    /// Carries out the moves, one for each tensor, and computes the checksums of their chunks on the way: while the bytes lie in
+    /// the ring, or, of what goes straight from host memory, there, since the processors have little to do while the drive writes.
+    fn move_and_sum(
+        &self,
+        tensors: &[&Source],
+        moves: Vec<Move>,
+        chunk_bytes: u64,
+        transfer: &TransferOptions,
+        receipt: &mut Receipt,
+    ) -> Result<Vec<Vec<Checksum>>> {
+        let (straight, through): (Vec<usize>, Vec<usize>) =
+            (0..tensors.len()).partition(|at| self.goes_straight(&tensors[*at].region, transfer.policy));
+        let place = |at: &usize| (moves[*at].file.path.clone(), moves[*at].extent);
+        let tally = Arc::new(Tally::new(chunk_bytes, through.iter().map(place)));
+        let transfer = TransferOptions { witness: Some(tally.clone()), ..transfer.clone() };
+        let bytes = straight.iter().map(|at| tensors[*at].region.host_bytes()).collect::<Result<Vec<&[u8]>>>()?;
+        let (moved, beside) = std::thread::scope(|scope| {
+            let summing = || checksum::of_all(&bytes, chunk_bytes);
+            let beside = std::thread::Builder::new().name("thruway-checksums".to_owned()).spawn_scoped(scope, summing);
+            let moved = run(&self.context, moves, &transfer);
+            let beside = match beside {
+                Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => checksum::of_all(&bytes, chunk_bytes),
+            };
+            (moved, beside)
+        });
+        receipt.merge(moved?);
+        let numbered: Vec<(usize, Region)> =
+            through.iter().enumerate().map(|(number, at)| (number, tensors[*at].region.clone())).collect();
+        let seen = tally.finish(&self.context, &numbered)?;
+        let mut sums = vec![Vec::new(); tensors.len()];
+        for (at, sum) in straight.into_iter().zip(beside).chain(through.into_iter().zip(seen)) {
+            sums[at] = sum;
         }
+        Ok(sums)
+    }
+
+    /// Whether nearly all of a tensor goes past the ring.
+    fn goes_straight(&self, region: &Region, policy: PathPolicy) -> bool {
+        let large = region.len() as u64 >= self.context.limits.straight_bytes_min;
+        region.kind().is_host_accessible() && large && policy != PathPolicy::Require(TransferPath::Staged)
+    }
+
+    /// Refuses tensors that this session cannot read, before anything is made.
+    fn ensure_reachable(&self, groups: &[Group]) -> Result<()> {
+        let gpu = self.context.streams.as_ref().map(|streams| MemoryKind::Gpu(streams.gpu().ordinal()));
+        for source in groups.iter().flat_map(|group| &group.tensors) {
+            let kind = source.region.kind();
+            if kind.is_host_accessible() {
+                source.region.host_bytes().map_err(|error| error.with_tensor(&source.spec.name))?;
+            } else if gpu != Some(kind) {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "the tensor lies in a GPU's memory that this session is not for",
+                )
+                .with_tensor(&source.spec.name)
+                .with_hint("use a session built for that device"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts the checksums, which stand in the caller's order, into the manifest.
+fn fill_in(manifest: &mut Manifest, sources: &[Vec<usize>], mut sums: Vec<Vec<Checksum>>) {
+    let chunk_bytes = manifest.chunk_bytes;
+    let mut first = 0;
+    for (group, sources) in manifest.groups.iter_mut().zip(sources) {
+        for (tensor, source) in group.tensors.iter_mut().zip(sources) {
+            tensor.set_chunk_sums(std::mem::take(&mut sums[first + source]), chunk_bytes);
+        }
+        first += sources.len();
     }
 }

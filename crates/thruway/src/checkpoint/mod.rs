@@ -14,7 +14,7 @@
 //! | what | where |
 //! |---|---|
 //! | what a manifest says, and its rules (pure) | `manifest` |
-//! | checksums by chunk (pure) | `checksum` |
+//! | checksums by chunk (pure), and of what passes in pieces | `checksum`, `tally` |
 //! | which checkpoints stay (pure) | `retention` |
 //! | names in the directory | `names` |
 //! | one at a time | `lock` |
@@ -33,6 +33,7 @@ mod plan;
 mod recover;
 mod restore;
 mod retention;
+mod tally;
 mod verify;
 
 use std::path::{Path, PathBuf};
