@@ -11,7 +11,7 @@
 //! name. No filesystem can rename a directory over one that is not empty, and not all can exchange two; this needs neither.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::checksum::{self, Checksum};
@@ -58,9 +58,9 @@ pub struct CheckpointOptions {
     pub(super) max_shard_bytes: Option<u64>,
     pub(super) chunk_bytes: Option<u64>,
     replace: bool,
-    retention: Retention,
+    pub(super) retention: Retention,
     policy: Option<PathPolicy>,
-    transfer: TransferOptions,
+    pub(super) transfer: TransferOptions,
 }
 
 impl CheckpointOptions {
@@ -152,6 +152,9 @@ pub struct Saved {
     pub warnings: Vec<Error>,
 }
 
+/// What wrote the tensors, and the checksums of their chunks.
+pub(super) type Filled = Result<(Receipt, Vec<Vec<Checksum>>)>;
+
 impl Checkpoints {
     /// Saves a checkpoint. When this returns it is whole and durable, and nothing but a damaged drive can lose it.
     ///
@@ -167,6 +170,22 @@ impl Checkpoints {
     pub fn save(&self, step: u64, groups: &[Group], structure: &Json, options: CheckpointOptions) -> Result<Saved> {
         self.ensure_reachable(groups)?;
         let plan = Plan::new(step, groups, structure, &options)?;
+        if let (Some(after), Some(streams)) = (options.transfer.after, &self.context.streams) {
+            // Before anybody looks at the bytes, and the transfer is not the first to.
+            after.wait(streams.gpu())?;
+        }
+        self.commit(plan, &options, |writer, chunk_bytes, transfer| self.move_and_sum(groups, writer, chunk_bytes, transfer))
+    }
+
+    /// Saves what is planned. `fill` writes the tensors' bytes into the staged files, and gives the checksums of their chunks, in the
+    /// order of the caller's groups.
+    pub(super) fn commit(
+        &self,
+        plan: Plan,
+        options: &CheckpointOptions,
+        fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
+    ) -> Result<Saved> {
+        let step = plan.manifest.step;
         self.create()?;
         let _lock = lock::take(&*self.context.namespace, &self.directory)?;
         let mut warnings = recover::sweep(self)?.warnings;
@@ -181,13 +200,9 @@ impl Checkpoints {
             }
         };
         self.preflight(&plan)?;
-        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer };
-        if let (Some(after), Some(streams)) = (options.transfer.after, &self.context.streams) {
-            // Before anybody looks at the bytes, and the transfer is not the first to.
-            after.wait(streams.gpu())?;
-        }
+        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer.clone() };
         let save_id = plan.manifest.save_id;
-        let receipt = self.write(plan, groups, &self.directory.join(name.to_string()), &transfer)?;
+        let receipt = self.write(plan, &self.directory.join(name.to_string()), &transfer, fill)?;
         // Committed: from here on nothing can fail it.
         if name.replacement > 0 {
             warnings.extend(recover::settle(self, step).err());
@@ -228,19 +243,19 @@ impl Checkpoints {
     }
 
     /// Stages, writes, syncs and publishes.
-    fn write(&self, plan: Plan, groups: &[Group], target: &std::path::Path, transfer: &TransferOptions) -> Result<Receipt> {
+    fn write(
+        &self,
+        plan: Plan,
+        target: &Path,
+        transfer: &TransferOptions,
+        fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
+    ) -> Result<Receipt> {
         let begun = std::time::Instant::now();
         let Plan { files, mut manifest, sources } = plan;
         let (mut writer, mut receipt) = Writer::begin(&self.context, target, Form::Directory, files, transfer)?;
-        let tensors: Vec<&Source> = groups.iter().flat_map(|group| &group.tensors).collect();
-        let mut moves: Vec<Move> = Vec::new();
-        for (number, group) in groups.iter().enumerate() {
-            for source in &group.tensors {
-                moves.push(writer.place(number, &source.spec.name, 0, source.region.clone())?);
-            }
-        }
-        let sums = self.move_and_sum(&tensors, moves, manifest.chunk_bytes, transfer, &mut receipt);
-        fill_in(&mut manifest, &sources, sums.map_err(|error| writer.name_tensor(error))?);
+        let (moved, sums) = fill(&writer, manifest.chunk_bytes, transfer).map_err(|error| writer.name_tensor(error))?;
+        receipt.merge(moved);
+        fill_in(&mut manifest, &sources, sums);
         writer.sync()?;
         if transfer.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
@@ -252,16 +267,16 @@ impl Checkpoints {
         Ok(receipt)
     }
 
-    /// Carries out the moves, one for each tensor, and computes the checksums of their chunks on the way: while the bytes lie in
+    /// Writes the tensors from where they lie, and computes the checksums of their chunks on the way: while the bytes lie in
     /// the ring, or, of what goes straight from host memory, there, since the processors have little to do while the drive writes.
-    fn move_and_sum(
-        &self,
-        tensors: &[&Source],
-        moves: Vec<Move>,
-        chunk_bytes: u64,
-        transfer: &TransferOptions,
-        receipt: &mut Receipt,
-    ) -> Result<Vec<Vec<Checksum>>> {
+    fn move_and_sum(&self, groups: &[Group], writer: &Writer, chunk_bytes: u64, transfer: &TransferOptions) -> Filled {
+        let tensors: Vec<&Source> = groups.iter().flat_map(|group| &group.tensors).collect();
+        let mut moves: Vec<Move> = Vec::new();
+        for (number, group) in groups.iter().enumerate() {
+            for source in &group.tensors {
+                moves.push(writer.place(number, &source.spec.name, 0, source.region.clone())?);
+            }
+        }
         let (straight, through): (Vec<usize>, Vec<usize>) =
             (0..tensors.len()).partition(|at| self.goes_straight(&tensors[*at].region, transfer.policy));
         let place = |at: &usize| (moves[*at].file.path.clone(), moves[*at].extent);
@@ -278,7 +293,7 @@ impl Checkpoints {
             };
             (moved, beside)
         });
-        receipt.merge(moved?);
+        let receipt = moved?;
         let numbered: Vec<(usize, Region)> =
             through.iter().enumerate().map(|(number, at)| (number, tensors[*at].region.clone())).collect();
         let seen = tally.finish(&self.context, &numbered)?;
@@ -286,7 +301,7 @@ impl Checkpoints {
         for (at, sum) in straight.into_iter().zip(beside).chain(through.into_iter().zip(seen)) {
             sums[at] = sum;
         }
-        Ok(sums)
+        Ok((receipt, sums))
     }
 
     /// Whether nearly all of a tensor goes past the ring.
@@ -296,7 +311,7 @@ impl Checkpoints {
     }
 
     /// Refuses tensors that this session cannot read, before anything is made.
-    fn ensure_reachable(&self, groups: &[Group]) -> Result<()> {
+    pub(super) fn ensure_reachable(&self, groups: &[Group]) -> Result<()> {
         let gpu = self.context.streams.as_ref().map(|streams| MemoryKind::Gpu(streams.gpu().ordinal()));
         for source in groups.iter().flat_map(|group| &group.tensors) {
             let kind = source.region.kind();

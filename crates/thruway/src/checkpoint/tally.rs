@@ -119,7 +119,13 @@ impl Tally {
         looked.into_iter().collect::<Result<Vec<()>>>()?;
         // A GPU's copies go through one stream, whoever queues them.
         elsewhere.iter().try_for_each(look)?;
-        Ok(tensors.iter().map(|(number, _)| chunk_sums(&self.tensors[*number], self.chunk_bytes)).collect())
+        Ok(tensors.iter().map(|(number, _)| self.sums(*number)).collect())
+    }
+
+    /// The checksums of a tensor's chunks, of which every byte was seen.
+    pub(super) fn sums(&self, number: usize) -> Vec<Checksum> {
+        debug_assert!(self.gaps(number).is_empty(), "some bytes were not seen");
+        chunk_sums(&self.tensors[number], self.chunk_bytes)
     }
 }
 
