@@ -372,7 +372,7 @@ fn a_full_disk_is_told_by_the_handle_or_by_the_next_save_and_what_was_there_stay
         let engines = Box::new(FaultyEngines(FaultPlan::single(at, Fault::Errno(libc::ENOSPC))));
         let builder = Session::builder().device(Device::Cuda(0)).cuda_library(fake.path()).settings(SETTINGS).engines(engines);
         let session = builder.build().expect("session");
-        let checkpointer = session.checkpointer(scratch.path(), POOLS[at as usize % 2]()).expect("a pool");
+        let checkpointer = session.checkpointer(scratch.path(), POOLS[usize::from(at % 2 == 1)]()).expect("a pool");
         let restored = match session.checkpoints(scratch.path()).restore(&RestoreOptions::default().step(0)) {
             Ok(restored) => restored,
             Err(_) => continue,
