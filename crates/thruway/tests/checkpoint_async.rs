@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
 use thruway::checkpoint::{
-    CheckpointOptions, Checkpointer, CheckpointerOptions, Group, Hold, Json, Level, RestoreOptions, Retention,
+    CheckpointOptions, Checkpointer, CheckpointerOptions, Group, Hold, Json, Level, RestoreOptions, Retention, Saving,
 };
 use thruway::cuda::CallerStream;
 use thruway::format::safetensors::Dtype;
@@ -419,4 +419,26 @@ fn what_can_be_refused_at_once_is_and_what_cannot_by_the_handle() {
     let nothing = [Group::new("model", Vec::new())];
     let saving = checkpointer.save_async(2, &nothing, &Json::default(), options(), &Hold::Now).expect("begun");
     saving.wait().expect("a checkpoint without a tensor");
+}
+
+#[test]
+fn trained_tensors_that_stay_as_they_were_are_warned_about() {
+    let scratch = scratch_dir();
+    let checkpointer = host_session().checkpointer(scratch.path(), CheckpointerOptions::default()).expect("a pool");
+    let specs: &[(&str, Dtype, &[u64])] = &[("w", Dtype::F32, &[10]), ("frozen", Dtype::F32, &[10]), ("none", Dtype::F32, &[0])];
+    let save = |step, seed, beside: bool| {
+        let groups = [Group::new("model", model(seed, specs).sources())];
+        let names = ["w", "none"].map(|name| ("model".to_owned(), name.to_owned()));
+        let options = options().trained(names);
+        let saved = match beside {
+            true => checkpointer.save_async(step, &groups, &Json::default(), options, &Hold::Now).and_then(Saving::wait),
+            false => checkpointer.save(step, &groups, &Json::default(), options),
+        };
+        saved.expect("saved").warnings.iter().map(|warning| warning.message().to_owned()).collect::<Vec<String>>()
+    };
+    assert_eq!(save(1, 1, false), [""; 0]);
+    assert_eq!(save(2, 2, true), [""; 0], "all are others");
+    let warning = "1 of 1 trained tensors have the very bytes that they had at step 2: w of model";
+    assert_eq!(save(3, 2, true), [warning]);
+    assert_eq!(save(4, 3, false), [""; 0]);
 }

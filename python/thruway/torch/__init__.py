@@ -1,6 +1,7 @@
 """Loading and saving torch tensors, with the functions of `safetensors.torch` and more.
 
 `load_file`, `save_file`, `load`, `save`, `load_model` and `save_model` are the reference's, with further options.
+`Checkpointer` saves the checkpoints of a training run, beside it too.
 `stream` hands tensors over one by one, `load_into` fills a module in place, and `thruway.torch.distributed` loads with
 many ranks.
 """
@@ -18,8 +19,10 @@ from thruway.torch._load import load, load_file
 from thruway.torch._module import load_model, save_model
 from thruway.torch._save import SharedMemoryError, save, save_file
 from thruway.torch._stream import stream
+from thruway.torch.checkpointer import Checkpointer
 
 __all__ = [
+    "Checkpointer",
     "SharedMemoryError",
     "expert_names",
     "load",

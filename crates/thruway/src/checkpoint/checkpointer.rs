@@ -15,6 +15,7 @@ use super::manifest::Json;
 use super::plan::Plan;
 use super::retention::Retention;
 use super::staging::{Marks, Staging, Tensor};
+use super::stale::Previous;
 use super::{Checkpoints, RestoreOptions, Restored};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::memory::{CopyStreams, HostSlabs, PinnedSlabs, StagingPool};
@@ -82,6 +83,7 @@ pub struct Checkpointer {
     options: CheckpointerOptions,
     streams: Option<Arc<CopyStreams>>,
     turn: Mutex<Turn>,
+    previous: Previous,
 }
 
 /// What one save at a time has.
@@ -95,7 +97,7 @@ impl Checkpointer {
     pub(crate) fn new(checkpoints: Checkpoints, options: CheckpointerOptions) -> Result<Self> {
         // Copies of its own streams: a load's would wait behind gigabytes.
         let streams = checkpoints.context.streams.as_ref().map(|streams| CopyStreams::new(streams.gpu())).transpose()?;
-        let checkpointer = Self { checkpoints, options, streams, turn: Mutex::default() };
+        let checkpointer = Self { checkpoints, options, streams, turn: Mutex::default(), previous: Previous::default() };
         if let Some(bytes) = options.pool {
             let pool = checkpointer.make_pool(bytes.bytes())?;
             checkpointer.turn().pool = Some(pool);
@@ -125,7 +127,7 @@ impl Checkpointer {
     pub fn save(&self, step: u64, groups: &[Group], structure: &Json, options: CheckpointOptions) -> Result<Saved> {
         let mut turn = self.turn();
         self.settle(&mut turn)?;
-        self.checkpoints.save(step, groups, structure, options.retention(self.options.retention))
+        self.checkpoints.save(step, groups, structure, self.own(options))
     }
 
     /// Begins a save that goes on in the background. The tensors are copied as what is in the stream of the options
@@ -150,7 +152,7 @@ impl Checkpointer {
         self.settle(&mut turn)?;
         let begun = Instant::now();
         self.checkpoints.ensure_reachable(groups)?;
-        let mut options = options.retention(self.options.retention);
+        let mut options = self.own(options);
         let stream = options.transfer.after.take();
         let plan = Plan::new(step, groups, structure, &options)?;
         let pool = match &turn.pool {
@@ -194,6 +196,18 @@ impl Checkpointer {
         Ok(Saving(flight))
     }
 
+    /// Waits so long at most for the save under way, if there is one; whether none is left. Its failure is for [`wait`](Self::wait), or
+    /// for the next save, to tell.
+    pub fn wait_within(&self, at_most: Duration) -> bool {
+        let flight = self.turn().under_way.as_ref().map(|(flight, _)| Arc::clone(flight));
+        flight.is_none_or(|flight| flight.wait_ended(at_most))
+    }
+
+    /// How long a save waits for one that is under way.
+    pub fn lag(&self) -> Duration {
+        self.options.lag
+    }
+
     /// Waits for the save under way, if there is one.
     ///
     /// # Errors
@@ -201,6 +215,13 @@ impl Checkpointer {
     /// under way after the longest lag.
     pub fn wait(&self) -> Result<()> {
         self.settle(&mut self.turn())
+    }
+
+    /// The options with what is the checkpointer's.
+    fn own(&self, options: CheckpointOptions) -> CheckpointOptions {
+        let mut options = options.retention(self.options.retention);
+        options.previous = self.previous.clone();
+        options
     }
 
     fn turn(&self) -> MutexGuard<'_, Turn> {

@@ -10,7 +10,7 @@
 //! (`step-00001000.r1`), which counts from its rename on; only then is the old one taken away, and the new one given the plain
 //! name. No filesystem can rename a directory over one that is not empty, and not all can exchange two; this needs neither.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use super::manifest::{Json, MANIFEST, Manifest, SaveId, World};
 use super::names::{DirectoryName, Listing};
 use super::plan::Plan;
 use super::retention::Retention;
+use super::stale::{Name, Previous};
 use super::tally::Tally;
 use super::{Checkpoints, lock, recover};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
@@ -59,6 +60,9 @@ pub struct CheckpointOptions {
     pub(super) chunk_bytes: Option<u64>,
     replace: bool,
     pub(super) retention: Retention,
+    pub(super) trained: HashSet<Name>,
+    /// What the trained tensors were before.
+    pub(super) previous: Previous,
     policy: Option<PathPolicy>,
     pub(super) transfer: TransferOptions,
 }
@@ -103,6 +107,14 @@ impl CheckpointOptions {
     #[must_use]
     pub fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// Tensors that every step changes, by the names of their groups and their own. Those that a [`Checkpointer`](super::Checkpointer)
+    /// finds to have the very bytes of the checkpoint that it saved before are warned about.
+    #[must_use]
+    pub fn trained(mut self, names: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.trained.extend(names);
         self
     }
 
@@ -202,8 +214,9 @@ impl Checkpoints {
         self.preflight(&plan)?;
         let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer.clone() };
         let save_id = plan.manifest.save_id;
-        let receipt = self.write(plan, &self.directory.join(name.to_string()), &transfer, fill)?;
+        let (receipt, manifest) = self.write(plan, &self.directory.join(name.to_string()), &transfer, fill)?;
         // Committed: from here on nothing can fail it.
+        warnings.extend(options.previous.compare(&manifest, &options.trained));
         if name.replacement > 0 {
             warnings.extend(recover::settle(self, step).err());
         }
@@ -249,7 +262,7 @@ impl Checkpoints {
         target: &Path,
         transfer: &TransferOptions,
         fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
-    ) -> Result<Receipt> {
+    ) -> Result<(Receipt, Manifest)> {
         let begun = std::time::Instant::now();
         let Plan { files, mut manifest, sources } = plan;
         let (mut writer, mut receipt) = Writer::begin(&self.context, target, Form::Directory, files, transfer)?;
@@ -264,7 +277,7 @@ impl Checkpoints {
         receipt.merge(writer.add_synced(&self.context, (target, MANIFEST), text, transfer)?);
         writer.publish(&mut receipt)?;
         receipt.seconds = begun.elapsed().as_secs_f64();
-        Ok(receipt)
+        Ok((receipt, manifest))
     }
 
     /// Writes the tensors from where they lie, and computes the checksums of their chunks on the way: while the bytes lie in

@@ -289,20 +289,29 @@ impl Saving {
     /// # Errors
     /// The failure of the save, if it came first.
     pub fn wait_for(&self, level: Level) -> Result<()> {
-        let mut status = self.0.wait_until(|status| status.level >= level || status.ended.is_some());
-        if status.level >= level {
-            return Ok(());
-        }
-        status.told = true;
-        match &status.ended {
-            Some(Err(error)) => Err(error.copied()),
-            _ => Ok(()),
-        }
+        while !self.wait_within(level, Duration::MAX)? {}
+        Ok(())
     }
 
-    /// Waits so long at most until it has ended, well or not; whether it has.
-    pub fn wait_ended(&self, at_most: Duration) -> bool {
-        self.0.wait_ended(at_most)
+    /// The same, so long at most; whether it has.
+    ///
+    /// # Errors
+    /// As [`wait_for`](Self::wait_for).
+    pub fn wait_within(&self, level: Level, at_most: Duration) -> Result<bool> {
+        let waiting = |status: &mut Status| status.level < level && status.ended.is_none();
+        let waited = self.0.changed.wait_timeout_while(self.0.status(), at_most, waiting);
+        let mut status = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if status.level >= level {
+            return Ok(true);
+        }
+        match &status.ended {
+            Some(Err(error)) => {
+                let error = error.copied();
+                status.told = true;
+                Err(error)
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Waits until the checkpoint is committed.
@@ -310,6 +319,14 @@ impl Saving {
     /// # Errors
     /// The failure of the save, as [`Checkpoints::save`] would give it.
     pub fn wait(self) -> Result<Saved> {
+        self.take()
+    }
+
+    /// The same for whoever shares the handle: what the save did is given once.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), and [`InvalidInput`](ErrorKind::InvalidInput) for the second who asks.
+    pub fn take(&self) -> Result<Saved> {
         self.wait_for(Level::Durable)?;
         self.0
             .status()

@@ -22,6 +22,7 @@
 //! | save: stage, write, sync, rename | `commit` |
 //! | save beside training: what lies where in the pool (pure) | `layout` |
 //! | … copies into the pool, a save under way, and whose turn it is | `staging`, `flight`, `checkpointer` |
+//! | whether weights are trained at all | `stale` |
 //! | what failed saves left, and taking checkpoints away | `recover` |
 //! | open, restore, verify | `open`, `restore`, `verify` |
 
@@ -39,6 +40,7 @@ mod recover;
 mod restore;
 mod retention;
 mod staging;
+mod stale;
 mod tally;
 mod verify;
 
