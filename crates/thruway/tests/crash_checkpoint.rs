@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use thruway::base::settings::Settings;
-use thruway::checkpoint::{CheckpointOptions, Checkpoints, RestoreOptions, Retention, VerifyOptions};
+use thruway::checkpoint::{
+    CheckpointOptions, Checkpointer, CheckpointerOptions, Checkpoints, Hold, RestoreOptions, Retention, VerifyOptions,
+};
 use thruway::io::layer::{Fault, FaultPlan};
 use thruway::storage::{DirectRules, Namespace, Residency};
 use thruway::{Alignment, ByteSize, ErrorKind, Result, Session};
@@ -149,11 +151,16 @@ impl Case {
 
     /// Makes every step fail in turn, with each of these errors.
     fn fail_everywhere(&self, errors: &[i32]) {
-        let steps = self.steps();
+        let (steps, mut not_met) = (self.steps(), 0);
         for (step, errno) in (0..steps.len() as u64).flat_map(|step| errors.iter().map(move |errno| (step, *errno))) {
             let disk = self.disk.reboot_all_kept();
             disk.fail_at(step, errno);
             let outcome = (self.change)(&checkpoints(&disk));
+            if outcome.is_ok() && disk.failed().is_empty() {
+                // Where threads take turns, one run has a step or two more than another.
+                not_met += 1;
+                continue;
+            }
             let when = format!("error {errno} in step {step} ({})", disk.failed().join(", "));
             for survivor in [disk.reboot_all_kept(), disk.reboot_all_lost()] {
                 self.check(&survivor, &when, false);
@@ -179,6 +186,7 @@ impl Case {
                 }
             }
         }
+        assert!(not_met <= steps.len() * errors.len() / 8, "{not_met} errors of {} steps were not met", steps.len());
     }
 }
 
@@ -251,6 +259,28 @@ fn a_recovery() -> Case {
     Case::new(&disk, &[(1, 1), (2, 7)], &[(1, 1), (2, 7)], |here| here.recover().map(drop))
 }
 
+/// A save in the background, and its end.
+fn save_beside(into: &Checkpoints, step: u64, options: CheckpointerOptions) -> Result<()> {
+    let (state, here) = (State::tiny(step), Checkpointer::new(into.clone(), options)?);
+    here.save_async(step, &state.groups(), &state.structure(), self::options(), &Hold::Now)?.wait().map(drop)
+}
+
+fn a_save_beside_training() -> Case {
+    let disk = disk_with(true, &[1]);
+    let save = |here: &Checkpoints| save_beside(here, 2, CheckpointerOptions::default());
+    Case::new(&disk, &[(1, 1)], &[(1, 1), (2, 2)], save)
+}
+
+fn a_save_beside_training_window_by_window() -> Case {
+    let disk = disk_with(false, &[1, 2]);
+    let save = |here: &Checkpoints| {
+        let retention = Retention { keep: Some(2), keep_every: None };
+        // Three blocks of 8 KiB, filled one by one.
+        save_beside(here, 3, CheckpointerOptions::default().pool(ByteSize(9000)).retention(retention))
+    };
+    Case::new(&disk, &[(1, 1), (2, 2)], &[(2, 2), (3, 3)], save)
+}
+
 macro_rules! crash_tests {
     ($($case:ident)+) => {
         $(mod $case {
@@ -274,6 +304,8 @@ crash_tests! {
     a_save_in_the_place_of_another
     a_prune
     a_recovery
+    a_save_beside_training
+    a_save_beside_training_window_by_window
 }
 
 /// The engine's operations, one after the other: short ones are resumed, failed ones fail the save.

@@ -111,10 +111,10 @@ def decode(
         raise reading.malformed("state", "it is nested too deep") from None
 
 
-def wanted(structure: str, *, only: Collection[str] | None = None) -> dict[str, dict[str, str]]:
-    """For each group the tensors that `decode` needs, and the device that each was on when it was saved."""
+def wanted(structure: str, *, only: Collection[str] | None = None) -> dict[str, dict[str, str | None]]:
+    """For each group the tensors that `decode` needs, and the device that each was on; of numpy's arrays, `None`."""
     whole = reading.parsed(structure)
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str | None]] = {}
     waiting = [reading.chosen(whole["state"], only)]
     while waiting:
         node = waiting.pop()
@@ -125,7 +125,9 @@ def wanted(structure: str, *, only: Collection[str] | None = None) -> dict[str, 
             if tag in ("!tensor", "!array"):
                 group, name, _ = reading.reference(body, "state")
                 device = reading.notes_of(whole["stored"], group, name).get("device", "cpu")
-                found.setdefault(group, {})[name] = device if isinstance(device, str) else "cpu"
+                if not isinstance(device, str):
+                    raise reading.malformed("state", "a device is text")
+                found.setdefault(group, {})[name] = device if tag == "!tensor" else None
             else:
                 waiting.extend(reversed(list(node.values())))
     return found

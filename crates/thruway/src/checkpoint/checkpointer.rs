@@ -94,7 +94,11 @@ struct Turn {
 }
 
 impl Checkpointer {
-    pub(crate) fn new(checkpoints: Checkpoints, options: CheckpointerOptions) -> Result<Self> {
+    /// The checkpoints of a directory, with a pool of the options' size, if they state one.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) or [`LimitReached`](ErrorKind::LimitReached) if so much cannot be had or pinned.
+    pub fn new(checkpoints: Checkpoints, options: CheckpointerOptions) -> Result<Self> {
         // Copies of its own streams: a load's would wait behind gigabytes.
         let streams = checkpoints.context.streams.as_ref().map(|streams| CopyStreams::new(streams.gpu())).transpose()?;
         let checkpointer = Self { checkpoints, options, streams, turn: Mutex::default(), previous: Previous::default() };
