@@ -23,7 +23,7 @@ import pytest
 import thruway
 import thruway.numpy
 from thruway import _open, _save
-from thruway._thruway import Loading, Model
+from thruway._thruway import Model
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -77,15 +77,15 @@ class Gpu:
     def current_stream(self, memory: str) -> int:
         return 0
 
-    def allocate(self, loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:
+    def allocate(self, wanted: list[int], memory: str) -> list[tuple[int, Memory]]:
         if self.allocations_left < len(wanted):
             raise MemoryError("the GPU is full")
         self.allocations_left -= len(wanted)
-        blocks = [Memory(self, nbytes) for nbytes, _ in wanted]
-        loading.give([(block.address, block) for block in blocks])
-        for block, (_, places) in zip(blocks, wanted, strict=True):
-            for name, _, _, offset, nbytes in places:
-                tensors[name] = (block, offset, nbytes)
+        return [(block.address, block) for block in (Memory(self, nbytes) for nbytes in wanted)]
+
+    def make(self, block: Memory, places: list[Any], tensors: dict[str, Any]) -> None:
+        for name, _, _, offset, nbytes in places:
+            tensors[name] = (block, offset, nbytes)
 
     def fill(self, memory: Memory, value: int, times: int) -> None:
         """Queues work on the default stream."""

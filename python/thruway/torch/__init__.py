@@ -12,15 +12,18 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("thruway.torch needs PyTorch: pip install torch", name="torch") from None
 
-from thruway._select import expert_names
+from thruway._select import Names, Shard, expert_names
 from thruway.torch._into import load_into
 from thruway.torch._load import load, load_file
-from thruway.torch._module import load_model, save_model
+from thruway.torch._module import StateError, load_model, save_model
 from thruway.torch._save import SharedMemoryError, save, save_file
 from thruway.torch._stream import stream
 
 __all__ = [
+    "Names",
+    "Shard",
     "SharedMemoryError",
+    "StateError",
     "expert_names",
     "load",
     "load_file",
