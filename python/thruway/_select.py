@@ -79,7 +79,7 @@ def _checked(key: str, cut: Any) -> tuple[int, int, int]:
 
 
 def resolved(
-    shapes: Mapping[str, Sequence[int]], shard: Shard | None, others: Iterable[str] = ()
+    shapes: Mapping[str, list[int]], shard: Shard | None, others: Iterable[str] = ()
 ) -> dict[str, tuple[int, int, int]]:
     """For each tensor of which only a shard is wanted which: its dimension, rank and world.
 
@@ -118,7 +118,7 @@ def resolved(
 
 
 def cuts(
-    shapes: Mapping[str, Sequence[int]], shard: Shard | None, others: Iterable[str] = ()
+    shapes: Mapping[str, list[int]], shard: Shard | None, others: Iterable[str] = ()
 ) -> dict[str, tuple[int, int, int]]:
     """Likewise its dimension, and where the shard starts and stops in it."""
     found = resolved(shapes, shard, others).items()

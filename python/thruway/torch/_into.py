@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -202,7 +202,7 @@ def _report(
     module: torch.nn.Module,
     own: dict[str, torch.Tensor],
     given: dict[str, torch.Tensor],
-    shapes: Mapping[str, Sequence[int]],
+    shapes: dict[str, list[int]],
     same: dict[str, str],
     strict: bool,
 ) -> tuple[list[str], list[str]]:
@@ -245,7 +245,7 @@ def _bytes_of(tensor: torch.Tensor, memory: str) -> Bytes:
     return memory, tensor.data_ptr(), tensor.nbytes, tensor
 
 
-def _cut(shapes: Mapping[str, Sequence[int]], shards: dict[str, tuple[int, int, int]]) -> dict[str, list[int]]:
+def _cut(shapes: dict[str, list[int]], shards: dict[str, tuple[int, int, int]]) -> dict[str, list[int]]:
     """The shapes of what is loaded."""
     cut = dict(shapes)
     for name, (dimension, first, last) in _select.cuts(shapes, shards).items():

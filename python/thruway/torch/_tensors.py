@@ -90,10 +90,10 @@ def dtype_of(name: str, code: str) -> torch.dtype:
     return dtype
 
 
-def shape_of(code: str, shape: Sequence[int]) -> Sequence[int]:
+def shape_of(code: str, shape: Sequence[int]) -> list[int]:
     """The shape in torch's elements: two of the format's F4 are one of torch's."""
     if code != "F4" or not shape:
-        return shape
+        return list(shape)
     if shape[-1] % 2:
         raise UnsupportedError(
             f"a tensor of F4 has the shape {list(shape)}: torch has pairs, so the last length must be even"
@@ -158,7 +158,7 @@ def make(block: torch.Tensor, places: list[Placed], tensors: dict[str, Any]) -> 
 
     One call of torch for each: a model of many small ones would take longer to make than to load.
     """
-    forms: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, int, Sequence[int], list[int]]] = {}
+    forms: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, int, list[int], list[int]]] = {}
     for name, code, shape, offset, nbytes in places:
         if nbytes == 0:
             tensors[name] = of_bytes(name, block[:0], code, shape)
