@@ -12,6 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   thruway demo                                  see it work on this machine, end to end
   thruway load model/ --digest                  load a model and print the digest of each tensor
+  thruway explain model/                        which way each file's bytes would go, and why
   thruway copy model/ fast/ --max-shard-size 5GB
   thruway inspect model.safetensors
   thruway verify copy/ --against model/
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Load a model into memory and say how it went.
     Load(LoadArgs),
+    /// Say of each file of a model which path a load would take, and why. Loads nothing.
+    Explain(ExplainArgs),
     /// Copy a model, laid out for fast loading; as one file, as it is sharded, or sharded anew.
     Copy(CopyArgs),
     /// List the tensors, the files and the metadata of a model. Reads headers only.
@@ -193,6 +196,27 @@ pub(crate) struct LoadArgs {
     /// Load so many times in this process, 1 to 1000; each load's memory is freed before the next.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+It is found out as a load finds it out, up to where bytes move: memory is allocated and let go of, and where a direct path
+may be, one block is read to try it. A required path that is not to be had is the error that the load would report.
+
+Examples:
+  thruway explain model/
+  thruway explain model/ --device cuda:0 --path direct --json")]
+pub(crate) struct ExplainArgs {
+    /// The model: a safetensors file, a directory of shards, or an index.
+    #[arg(value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// Memory that a load would go to: auto (a GPU's, if there is one), host, cuda:N, or the memory that a PCI device
+    /// publishes, such as pci:0000:03:00.0.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
+    /// Path that the bytes would have to take: auto, direct, staged or cached.
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
+    pub(crate) path: PathPolicy,
 }
 
 #[derive(Debug, ClapArgs)]

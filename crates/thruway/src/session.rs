@@ -12,11 +12,11 @@ use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
 use crate::io::policy::PathPolicy;
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
-use crate::model::{self, Model, SaveOptions, Source};
+use crate::model::{self, LoadOptions, Model, SaveOptions, Source};
 use crate::storage::{self, Namespace, OsNamespace, PCI_DEVICES, PublishedMemory, SystemFacts};
 use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
-use crate::transfer::{self, Move, Peer, Receipt, TransferContext, TransferOptions};
+use crate::transfer::{self, Explanation, Move, Peer, Receipt, TransferContext, TransferOptions};
 
 /// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
 #[derive(Clone, Debug)]
@@ -65,6 +65,15 @@ impl Session {
     /// What is missing, malformed, cut short or contradictory, by file and tensor; all missing shards at once.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         Model::open(Arc::clone(&self.context), self.policy, path.as_ref())
+    }
+
+    /// Which way a load of the model at `path` with these options would bring each file's bytes now, and why. No tensor is
+    /// loaded: headers are read, and where a direct path may be, one block to try it.
+    ///
+    /// # Errors
+    /// What [`open`](Self::open) and [`Model::load`] report before the bytes of tensors move.
+    pub fn explain(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Explanation> {
+        self.open(path)?.explain(options)
     }
 
     /// Saves tensors as a safetensors file, or as a directory of shards if `options` set a shard size. What
@@ -200,6 +209,10 @@ impl SessionBuilder {
         let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
         let devices = self.pci_devices.or_else(|| std::env::var_os(settings::PCI_DEVICES).map(PathBuf::from));
+        let system_facts = match &devices {
+            Some(devices) => self.system_facts.with_pci_devices(devices),
+            None => self.system_facts,
+        };
         let published = published(self.device, devices.as_deref().unwrap_or(Path::new(PCI_DEVICES)))?;
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
         let device = match (&gpu, &published) {
@@ -218,8 +231,7 @@ impl SessionBuilder {
             let library = self.cufile_library.or_else(|| std::env::var_os(settings::CUFILE_LIBRARY).map(PathBuf::from));
             let window =
                 RingSettings { slot_bytes, slab_bytes: WINDOW_SLAB_BYTES.max(slot_bytes), bytes_max: window_bytes(slot_bytes) };
-            let options =
-                CuFileOptions { choice: settings.cufile, library, facts: self.system_facts, depth: queue_depth, window };
+            let options = CuFileOptions { choice: settings.cufile, library, facts: system_facts, depth: queue_depth, window };
             Arc::new(CuFilePath::new(Arc::clone(gpu), options)) as Arc<dyn DirectPath>
         });
         let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>).or(cufile);

@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_drive_that_reaches_the_device_is_taken_past_the_page_cache_and_over_it_only_where_that_pays() {
-        let reach = |beats_cache| Reach::Direct { rules: RULES, beats_cache, reason: "tried".into() };
+        let reach = |beats_cache| Reach::Direct { rules: RULES, beats_cache, is_proven: true, reason: "tried".into() };
         let sources = |policy, beats_cache, residency| {
             let spans = read_spans(DIRECT, ALL, policy, &reach(beats_cache), &|_| residency).expect("possible");
             (spans[0].source, spans[0].reason.contains("tried"))

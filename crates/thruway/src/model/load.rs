@@ -6,6 +6,8 @@
 //! that a PCI device publishes, which a drive fills directly in the same way); only a tensor
 //! that lies in its file as no number should lie in memory is placed at the next cache line.
 
+mod explain;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
@@ -222,7 +224,29 @@ impl Model {
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the memory that is free does not do (said before anything is read, unless
     /// others take it meanwhile), and the first failure of the transfer, naming file, offset and tensor.
     pub fn load(&self, mut options: LoadOptions) -> Result<(Tensors, Receipt)> {
-        let items = self.items(&options)?;
+        let (items, groups) = self.laid_out(&mut options)?;
+        let places = places_of(&groups, items.len());
+        let filled: RefCell<Vec<Buffer>> = RefCell::default();
+        let keep = |buffer| filled.borrow_mut().push(buffer);
+        let allocator = RefCell::new(options.allocator.take());
+        let batches = self.batches(&items, groups, &allocator, &keep);
+        let wanted = || items.iter().flat_map(|item| item.rows.iter().map(|extent| (item.entry, extent)));
+        let receipt =
+            run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error, wanted()))?;
+        let buffers: Vec<Arc<Buffer>> = filled.into_inner().into_iter().map(Arc::new).collect();
+        let tensors = items.into_iter().zip(places).map(|(item, (buffer, range))| Tensor {
+            name: item.entry.name.clone(),
+            dtype: item.entry.dtype,
+            shape: item.shape,
+            buffer: Arc::clone(&buffers[buffer]),
+            range,
+        });
+        Ok((Tensors::new(tensors.collect()), receipt))
+    }
+
+    /// What the options ask for, dealt into buffers for which there is room.
+    fn laid_out(&self, options: &mut LoadOptions) -> Result<(Vec<Item<'_>>, Vec<Group>)> {
+        let items = self.items(options)?;
         let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
         options.transfer.policy = options.policy.unwrap_or(self.policy);
         let home = Home::of(&self.context);
@@ -238,12 +262,20 @@ impl Model {
             let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
             home.ensure_bytes(allocated, staging)?;
         }
-        let places = places_of(&groups, items.len());
-        let filled: RefCell<Vec<Buffer>> = RefCell::default();
-        let allocator = RefCell::new(options.allocator.take());
+        Ok((items, groups))
+    }
+
+    /// The moves of some buffers at a time, allocated when their turn comes; `keep` gets the buffers.
+    fn batches<'a>(
+        &'a self,
+        items: &'a [Item<'_>],
+        groups: Vec<Group>,
+        allocator: &'a RefCell<Option<Allocator>>,
+        keep: &'a dyn Fn(Buffer),
+    ) -> Vec<Batch<'a>> {
+        let home = Home::of(&self.context);
         let mut batches: Vec<Batch<'_>> = Vec::new();
-        for batch in batched(groups, &items, home.is_gpu()) {
-            let (items, filled, allocator) = (&items, &filled, &allocator);
+        for batch in batched(groups, items, home.is_gpu()) {
             batches.push(Box::new(move || {
                 let mut moves = Vec::new();
                 for (mut buffer, places) in allocate(batch, items, home, allocator.borrow_mut().as_mut())? {
@@ -251,23 +283,12 @@ impl Model {
                         let region = buffer.region(range)?;
                         self.add_moves(&items[item], &region, &mut moves);
                     }
-                    filled.borrow_mut().push(buffer);
+                    keep(buffer);
                 }
                 Ok(moves)
             }));
         }
-        let wanted = || items.iter().flat_map(|item| item.rows.iter().map(|extent| (item.entry, extent)));
-        let receipt =
-            run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error, wanted()))?;
-        let buffers: Vec<Arc<Buffer>> = filled.into_inner().into_iter().map(Arc::new).collect();
-        let tensors = items.into_iter().zip(places).map(|(item, (buffer, range))| Tensor {
-            name: item.entry.name.clone(),
-            dtype: item.entry.dtype,
-            shape: item.shape,
-            buffer: Arc::clone(&buffers[buffer]),
-            range,
-        });
-        Ok((Tensors::new(tensors.collect()), receipt))
+        batches
     }
 
     /// What the options ask for, in the order of the entries.

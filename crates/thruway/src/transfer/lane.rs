@@ -21,7 +21,7 @@ use super::plan::{self, Chunk, Piece, Placement};
 use crate::base::{Error, ErrorKind, Processors, Result};
 use crate::cuda::Rows;
 use crate::io::direct::DirectPath;
-use crate::io::policy::{Path, PathPolicy, Source};
+use crate::io::policy::{PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
 use crate::storage::{Access, File};
@@ -437,17 +437,7 @@ impl<'a, 'b> Lane<'a, 'b> {
     fn count(&mut self, flight: Flight) {
         let Flight { chunk, slot } = flight;
         drop(slot);
-        let path = match (self.source, &chunk.placement) {
-            (Source::PageCache, _) => Path::Cached,
-            (Source::Direct, _) => Path::Direct,
-            (Source::Drive, Placement::Straight(_)) => Path::Plain,
-            (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
-        };
-        let reason = match &self.note {
-            Some(note) => format!("{}; {note}", chunk.reason).into(),
-            None => chunk.reason,
-        };
-        *self.outcome.parts.entry((chunk.file, path, self.engine.name(), reason)).or_default() += chunk.wanted;
+        self.outcome.count(&chunk, self.engine.name(), self.note.as_deref());
         let moved = self.shared.moved.fetch_add(chunk.wanted, Ordering::Relaxed) + chunk.wanted;
         if let Some(progress) = &self.shared.options.progress {
             progress(moved);

@@ -8,6 +8,7 @@
 //! ```
 
 mod direct;
+mod explain;
 mod files;
 mod lane;
 mod pipeline;
@@ -15,6 +16,8 @@ pub mod plan;
 mod receipt;
 pub mod verify;
 
+pub use explain::Explanation;
+pub(crate) use explain::explain_batches;
 pub(crate) use pipeline::{Batch, run_batches};
 pub use pipeline::{Cancel, Peer, Progress, TransferContext, TransferOptions, run};
 pub use receipt::{FileReceipt, Part, Receipt};

@@ -134,15 +134,7 @@ pub fn run(context: &TransferContext, moves: Vec<Move>, options: &TransferOption
 pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, options: &TransferOptions) -> Result<Receipt> {
     let (started, cpu_started) = (Instant::now(), crate::storage::process_cpu_seconds());
     let open = OpenFiles::new(&*context.namespace);
-    let shared = Shared {
-        context,
-        options,
-        files: RwLock::default(),
-        open: &open,
-        filling: Mutex::default(),
-        stop: AtomicBool::new(false),
-        moved: AtomicU64::new(0),
-    };
+    let shared = Shared::new(context, options, &open);
     let watch = context.direct.as_deref().map(DirectPath::watch);
     let mut outcome = run_lanes(&shared, batches)?;
     if let Some(watch) = watch {
@@ -153,21 +145,19 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
         let batch = move |_: &Shared<'_>| Ok(again);
         outcome.add(run_planned(&shared, vec![Box::new(batch)])?);
     }
-    let files = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner).list;
-    let mut receipt = Receipt { retries: outcome.retries, ..Receipt::default() };
-    for (known, parts) in files.iter().zip(outcome.into_parts(files.len())) {
-        let mut file = FileReceipt { file: known.file.path.clone(), identity: known.identity, bytes: 0, parts: Vec::new() };
-        parts.into_iter().for_each(|part| file.add(part));
-        receipt.bytes += file.bytes;
-        receipt.files.push(file);
-    }
-    receipt.seconds = started.elapsed().as_secs_f64();
-    receipt.cpu_seconds = crate::storage::process_cpu_seconds() - cpu_started;
-    Ok(receipt)
+    let retries = outcome.retries;
+    let files = outcome.of_files(shared);
+    Ok(Receipt {
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        seconds: started.elapsed().as_secs_f64(),
+        cpu_seconds: crate::storage::process_cpu_seconds() - cpu_started,
+        retries,
+        files,
+    })
 }
 
 /// Checks and plans a batch: groups its moves by file and direction, and looks at each file.
-fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
+pub(super) fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
     plan::check(&moves)?;
     let destinations = moves.iter().filter(|item| item.direction == Direction::Read).map(|item| &item.region);
     let filling = Filling::begin_all(destinations)?;
@@ -311,9 +301,30 @@ pub(super) struct Shared<'a> {
     filling: Mutex<Vec<Filling>>,
     pub(super) stop: AtomicBool,
     pub(super) moved: AtomicU64,
+    /// Whether a direct path is taken whose trial nothing proved.
+    pub(super) unproven: AtomicBool,
 }
 
-impl Shared<'_> {
+impl<'a> Shared<'a> {
+    /// Of a transfer that begins.
+    pub(super) fn new(context: &'a TransferContext, options: &'a TransferOptions, open: &'a OpenFiles<'a>) -> Self {
+        Self {
+            context,
+            options,
+            files: RwLock::default(),
+            open,
+            filling: Mutex::default(),
+            stop: AtomicBool::new(false),
+            moved: AtomicU64::new(0),
+            unproven: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets go of what was to be filled.
+    pub(super) fn fill_nothing(&self) {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Stops all lanes, those that wait for a descriptor too.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -360,6 +371,12 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
+    /// Accounts for a chunk that an engine moves, or would. `note` says why it is not the engine that was wanted.
+    pub(super) fn count(&mut self, chunk: &Chunk, engine: EngineName, note: Option<&str>) {
+        let reason = note.map_or_else(|| Arc::clone(&chunk.reason), |note| format!("{}; {note}", chunk.reason).into());
+        *self.parts.entry((chunk.file, chunk.path(), engine, reason)).or_default() += chunk.wanted;
+    }
+
     fn add(&mut self, other: Self) {
         for (key, bytes) in other.parts {
             *self.parts.entry(key).or_default() += bytes;
@@ -368,17 +385,23 @@ impl Outcome {
         self.retries += other.retries;
     }
 
-    /// The parts of each file, the largest first.
-    fn into_parts(self, files: usize) -> Vec<Vec<Part>> {
-        let mut by_file = Vec::new();
-        by_file.resize_with(files, Vec::new);
+    /// What was moved of each file, its largest part first.
+    pub(super) fn of_files(self, shared: Shared<'_>) -> Vec<FileReceipt> {
+        let known = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner).list;
+        let empty = |known: &Arc<Known>| FileReceipt {
+            file: known.file.path.clone(),
+            identity: known.identity,
+            bytes: 0,
+            parts: Vec::new(),
+        };
+        let mut files: Vec<FileReceipt> = known.iter().map(empty).collect();
         for ((file, path, engine, reason), bytes) in self.parts {
-            by_file[file].push(Part { path, engine, bytes, reason });
+            files[file].add(Part { path, engine, bytes, reason });
         }
-        for parts in &mut by_file {
-            parts.sort_by(|a: &Part, b: &Part| (b.bytes, a.path, &a.reason).cmp(&(a.bytes, b.path, &b.reason)));
+        for file in &mut files {
+            file.parts.sort_by(|a, b| (b.bytes, a.path, &a.reason).cmp(&(a.bytes, b.path, &b.reason)));
         }
-        by_file
+        files
     }
 }
 

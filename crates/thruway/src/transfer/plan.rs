@@ -26,7 +26,7 @@ use self::planner::Planner;
 use self::wanted::{Wanted, by_span, layers};
 use crate::base::{Alignment, Extent};
 use crate::io::Direction;
-use crate::io::policy::{FileFacts, Source, Span};
+use crate::io::policy::{FileFacts, Path, Source, Span};
 use crate::memory::Region;
 
 /// How large requests may be, and where the ring pays.
@@ -127,6 +127,16 @@ pub fn rows(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
 }
 
 impl Chunk {
+    /// How its bytes travel. That the drive's own DMA moved them is yet to be proven.
+    pub fn path(&self) -> Path {
+        match (self.source, &self.placement) {
+            (Source::PageCache, _) => Path::Cached,
+            (Source::Direct, _) => Path::Direct,
+            (Source::Drive, Placement::Straight(_)) => Path::Plain,
+            (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
+        }
+    }
+
     /// Whether some of its bytes pass through the ring on their way to or from memory that only a copy engine reaches.
     pub fn is_staged_for_gpu(&self) -> bool {
         let gpu = |piece: &Piece| !piece.region.kind().is_host_accessible();
