@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use thruway_sys::cufile::*;
 
 use crate::config::Way;
-use crate::io::{Operation, perform};
+use crate::io::{Operation, perform, write_report};
 use crate::stats;
 use crate::world::{Answer, Buffer, Handle, World, call};
 
@@ -84,6 +84,7 @@ pub unsafe extern "C" fn cuFileDriverClose_v2() -> CUfileError_t {
             world.fault("closed_with_registrations", left);
         }
         (world.open, world.counting) = (false, false);
+        write_report(world);
         Ok(())
     })
 }

@@ -32,6 +32,7 @@ pub(crate) struct Config {
     pub(crate) allow_compat: bool,
     pub(crate) counters: Counters,
     pub(crate) nvfs_stats: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     pub(crate) fail: Vec<Rule>,
     pub(crate) cu_err: u32,
     pub(crate) short: usize,
@@ -51,6 +52,7 @@ impl Default for Config {
             allow_compat: false,
             counters: Counters::True,
             nvfs_stats: None,
+            report: None,
             fail: Vec::new(),
             cu_err: 0,
             short: 0,
@@ -134,6 +136,7 @@ impl Config {
                     [("true", Counters::True), ("still", Counters::Still), ("half", Counters::Half), ("other", Counters::Other)];
                 self.counters = all.iter().find(|(name, _)| *name == value).ok_or_else(unknown)?.1;
             }
+            "REPORT" => self.report = Some(PathBuf::from(value)),
             "NVFS_STATS" => self.nvfs_stats = Some(PathBuf::from(value)),
             "FAIL" => self.fail = Rule::parse_list(value)?,
             "CU_ERR" => self.cu_err = number(key, value)?,
