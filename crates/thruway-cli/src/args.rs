@@ -190,6 +190,10 @@ pub(crate) struct LoadArgs {
     /// Path that the bytes must take: auto, direct, staged or cached. What cannot be had is an error.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
+    /// Measured rates that the choice of path follows, as `thruway bench --save-profile` writes them [default: none, or what
+    /// THRUWAY_PROFILE names].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
     /// Print the SHA-256 digest of each tensor, as it lies in memory, on standard output, and all else on standard error.
     #[arg(long)]
     pub(crate) digest: bool,
@@ -217,6 +221,10 @@ pub(crate) struct ExplainArgs {
     /// Path that the bytes would have to take: auto, direct, staged or cached.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
+    /// Measured rates that the choice of path follows, as `thruway bench --save-profile` writes them [default: none, or what
+    /// THRUWAY_PROFILE names].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -286,7 +294,9 @@ Run it on an idle machine.
 Examples:
   thruway bench
   thruway bench --dir /mnt/nvme --size 16GB --repeat 5
-  thruway bench --json > machine.json")]
+  thruway bench --json > machine.json
+  thruway bench --dir /mnt/nvme --save-profile rates.json
+  THRUWAY_PROFILE=rates.json thruway load /mnt/nvme/model/")]
 pub(crate) struct BenchArgs {
     /// Directory on the drive to measure. A subdirectory is made there and removed at the end.
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -300,6 +310,10 @@ pub(crate) struct BenchArgs {
     /// Runs of each measurement, 1 to 100.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,
+    /// Measure each path between the GPU and this drive too, for files of 1, 16 and 256 MiB (up to --size), and write the rates
+    /// to this file, which THRUWAY_PROFILE and --profile of other commands name. What it says of other GPUs and drives stays.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_profile: Option<PathBuf>,
 }
 
 /// Reads a command line, the program's name first.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::base::error::escaped;
 use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
 use crate::checkpoint::Checkpoints;
@@ -10,6 +11,7 @@ use crate::cuda::Gpu;
 use crate::io::direct::DirectPath;
 use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
 use crate::io::policy::PathPolicy;
+use crate::io::profile::{Advisor, Machine, PROFILE_BYTES_MAX};
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
 use crate::model::{self, LoadOptions, Model, SaveOptions, Source};
@@ -40,6 +42,7 @@ pub struct SessionBuilder {
     pci_devices: Option<PathBuf>,
     cufile_library: Option<PathBuf>,
     system_facts: SystemFacts,
+    profile: Option<PathBuf>,
 }
 
 impl Session {
@@ -55,6 +58,7 @@ impl Session {
             pci_devices: None,
             cufile_library: None,
             system_facts: SystemFacts::default(),
+            profile: std::env::var_os(settings::PROFILE).map(PathBuf::from),
         }
     }
 
@@ -196,6 +200,14 @@ impl SessionBuilder {
         self
     }
 
+    /// The file of measured rates that the choice of path follows where it speaks of it ([`io::profile`](crate::io::profile));
+    /// `None` for none, whatever `THRUWAY_PROFILE` says. A file that cannot be used is ignored, and receipts say why.
+    #[must_use]
+    pub fn profile(mut self, path: Option<PathBuf>) -> Self {
+        self.profile = path;
+        self
+    }
+
     /// The session. Allocates nothing yet (of a PCI device's memory one page) and starts no thread; with a GPU it takes the
     /// GPU's primary context.
     ///
@@ -249,7 +261,9 @@ impl SessionBuilder {
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
         let (namespace, copies) = (self.namespace, Mutex::default());
-        let context = TransferContext { namespace, engines, ring, direct, peer, streams, near, copies, limits, staging_bytes };
+        let advisor = gpu.as_ref().zip(self.profile.as_deref()).map(|(gpu, path)| advisor(gpu, path)).transpose()?;
+        let context =
+            TransferContext { namespace, engines, ring, direct, advisor, peer, streams, near, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }
@@ -266,6 +280,12 @@ fn window_bytes(slot_bytes: usize) -> usize {
 fn published(device: Device, devices: &Path) -> Result<Option<PublishedMemory>> {
     let Device::Pci(address) = device else { return Ok(None) };
     PublishedMemory::of(devices, address).map(Some)
+}
+
+/// What a file of measured rates says of a GPU, or why it says nothing.
+fn advisor(gpu: &Gpu, path: &Path) -> Result<Advisor> {
+    let text = storage::read_text(&OsNamespace, path, PROFILE_BYTES_MAX);
+    Ok(Advisor::new(escaped(&path.to_string_lossy()), text, Machine::of(gpu)?))
 }
 
 /// The GPU that a device stands for, if any, and why it is that one or none.

@@ -1,14 +1,14 @@
 //! `thruway explain`: which path a load would take, file by file, and why.
 
 use serde_json::json;
-use thruway::{ByteSize, LoadOptions, Result, Session};
+use thruway::{ByteSize, LoadOptions, Result};
 
 use crate::args::ExplainArgs;
 use crate::escape::safe_lines;
 use crate::output::{Outcome, Output, counted, files_object, remark_notes};
 
 pub(super) fn run(args: &ExplainArgs, output: &Output) -> Result<Outcome> {
-    let session = Session::builder().device(args.device).path(args.path).build()?;
+    let session = crate::place::session(args.device, args.path, args.profile.as_ref())?;
     let model = crate::place::open(&session, &args.model)?;
     remark_notes(output, &args.model, model.notes());
     let explanation = model.explain(LoadOptions::all())?;

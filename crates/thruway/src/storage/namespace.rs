@@ -370,6 +370,31 @@ fn failed(what: &str, path: &Path, errno: Errno) -> Error {
     }
 }
 
+/// The text of a regular file of at most so many bytes.
+///
+/// # Errors
+/// [`InvalidInput`](ErrorKind::InvalidInput) for a longer one, [`Malformed`](ErrorKind::Malformed) for what is no UTF-8, and what
+/// [`Namespace::open`] gives.
+pub fn read_text(namespace: &dyn Namespace, path: &Path, bytes_max: u64) -> Result<String> {
+    let file = namespace.open(path, Access::Read, Buffering::PageCache)?;
+    let length = file.identity()?.length;
+    if length > bytes_max {
+        let message = format!("the file is longer than the {bytes_max} bytes that such a file may have");
+        return Err(Error::new(ErrorKind::InvalidInput, message).with_file(path));
+    }
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], done as u64) {
+            Ok(0) => bytes.truncate(done),
+            Ok(count) => done += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::from_io("cannot read", error).with_file(path)),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| Error::new(ErrorKind::Malformed, "the file is no text").with_file(path))
+}
+
 /// The text of a small file of the kernel's (/proc, /sys).
 pub(super) fn read_small(path: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(path)

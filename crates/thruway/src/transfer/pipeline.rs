@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::direct;
 use super::files::{OpenFiles, ensure_same};
@@ -22,9 +22,10 @@ use crate::base::{Alignment, Error, ErrorKind, Extent, Processors, Result};
 use crate::cuda::CallerStream;
 use crate::io::direct::{DirectPath, Reach};
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
+use crate::io::profile::{Advice, Advisor};
 use crate::io::{Direction, EngineName, EnginePool};
 use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, PeerMemory, Region, Ring};
-use crate::storage::{Access, Buffering, DirectRules, Identity, Namespace, PublishedMemory};
+use crate::storage::{Access, Buffering, DirectRules, File, Identity, Namespace, PublishedMemory};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct TransferContext {
     pub ring: Ring,
     /// How drives reach the memory of the session's device without the host, if this session knows a way.
     pub direct: Option<Arc<dyn DirectPath>>,
+    /// The measured rates that the choice of path follows, if the session was given some.
+    pub advisor: Option<Advisor>,
     /// The PCI device whose memory the session allocates.
     pub peer: Option<Peer>,
     /// The streams of the GPU whose memory transfers may fill and drain.
@@ -257,11 +260,26 @@ fn examine(
         facts.peer = Some(rules);
         facts.window = shared.context.direct.as_deref().and_then(DirectPath::window).is_some();
     }
+    let advice = advice(shared, &*handle, direction, moves);
     if direction == Direction::Write {
-        return Ok((facts, vec![policy::write_span(facts, whole, policy, &reach).map_err(named)?], None));
+        return Ok((facts, vec![policy::write_span(facts, whole, policy, (&reach, &advice)).map_err(named)?], None));
     }
-    let spans = policy::read_spans(facts, whole, policy, &reach, &|extent| handle.residency(extent)).map_err(named)?;
+    let residency = |extent| handle.residency(extent);
+    let spans = policy::read_spans(facts, whole, policy, (&reach, &advice), &residency).map_err(named)?;
     Ok((facts, spans, Some(identity)))
+}
+
+/// What the session's measured rates say of moves between a file and the GPU, where there is a choice.
+fn advice(shared: &Shared<'_>, file: &dyn File, direction: Direction, moves: &[(Extent, Region)]) -> Advice {
+    let of_gpu = moves.iter().filter(|(_, region)| matches!(region.kind(), MemoryKind::Gpu(_)));
+    let bytes: u64 = of_gpu.map(|(extent, _)| extent.length).sum();
+    match &shared.context.advisor {
+        Some(advisor) if bytes > 0 && shared.options.policy == PathPolicy::Auto => {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            advisor.advice(file.filesystem().as_deref(), direction, bytes, since.map_or(0, |since| since.as_secs()))
+        }
+        _ => Advice::None,
+    }
 }
 
 /// What was refused on its way, planned again by the next longer one: of the direct path past the page cache, else through it.
