@@ -243,7 +243,8 @@ impl SessionBuilder {
             let library = self.cufile_library.or_else(|| std::env::var_os(settings::CUFILE_LIBRARY).map(PathBuf::from));
             let window =
                 RingSettings { slot_bytes, slab_bytes: WINDOW_SLAB_BYTES.max(slot_bytes), bytes_max: window_bytes(slot_bytes) };
-            let options = CuFileOptions { choice: settings.cufile, library, facts: system_facts, depth: queue_depth, window };
+            let (choice, facts, depth) = (settings.cufile, system_facts, queue_depth);
+            let options = CuFileOptions { choice, library, facts, depth, window, ..CuFileOptions::default() };
             Arc::new(CuFilePath::new(Arc::clone(gpu), options)) as Arc<dyn DirectPath>
         });
         let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>).or(cufile);

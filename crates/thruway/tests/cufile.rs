@@ -285,7 +285,14 @@ fn ten_thousand_registrations_leave_nothing() {
 fn options(world: &World<'_>) -> CuFileOptions {
     let window = RingSettings { slot_bytes: 1 << 20, slab_bytes: 16 << 20, bytes_max: 64 << 20 };
     let library = Some(world.cufile.path().to_owned());
-    CuFileOptions { choice: CuFileChoice::Auto, library, facts: world.facts.clone(), depth: 8, window }
+    CuFileOptions {
+        choice: CuFileChoice::Auto,
+        library,
+        facts: world.facts.clone(),
+        depth: 8,
+        window,
+        ..CuFileOptions::default()
+    }
 }
 
 /// The system's files; what cuFile refuses by codes of its own is another test's matter.

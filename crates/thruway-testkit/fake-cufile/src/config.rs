@@ -22,6 +22,7 @@ pub(crate) enum Counters {
     Still,
     Half,
     Other,
+    Absent,
 }
 
 /// How this library behaves.
@@ -132,8 +133,13 @@ impl Config {
             }
             "ALLOW_COMPAT" => self.allow_compat = number::<u8>(key, value)? != 0,
             "COUNTERS" => {
-                let all =
-                    [("true", Counters::True), ("still", Counters::Still), ("half", Counters::Half), ("other", Counters::Other)];
+                let all = [
+                    ("true", Counters::True),
+                    ("still", Counters::Still),
+                    ("half", Counters::Half),
+                    ("other", Counters::Other),
+                    ("absent", Counters::Absent),
+                ];
                 self.counters = all.iter().find(|(name, _)| *name == value).ok_or_else(unknown)?.1;
             }
             "REPORT" => self.report = Some(PathBuf::from(value)),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use thruway::base::settings::{CuFileChoice, Settings};
 use thruway::io::policy::Path as Way;
 use thruway::storage::{Access, Buffering, Namespace, OsNamespace, SystemFacts};
-use thruway::{Device, LoadOptions, PathPolicy, Receipt, Session, Tensors};
+use thruway::{Device, LoadOptions, PathPolicy, Receipt, Session, SessionBuilder, Tensors};
 use thruway_testkit::fake_cuda::FakeCuda;
 use thruway_testkit::fake_cufile::FakeCuFile;
 use thruway_testkit::random::Random;
@@ -28,6 +28,11 @@ pub(crate) fn machine(has: &str) -> (tempfile::TempDir, SystemFacts) {
     };
     match has {
         "nvidia-fs" => put("dev/nvidia-fs0", ""),
+        "old nvidia-fs" => {
+            put("dev/nvidia-fs0", "");
+            put("proc/driver/nvidia-fs/stats", "");
+        }
+        "p2pdma of 0 bytes" => put(&format!("sys/bus/pci/devices/{PCI}/p2pmem/size"), "0\n"),
         "p2pdma" => put(&format!("sys/bus/pci/devices/{PCI}/p2pmem/size"), "1048576\n"),
         _ => put("proc/kallsyms", "0 T printk\n"),
     }
@@ -46,14 +51,20 @@ pub(crate) struct World<'a> {
 impl<'a> World<'a> {
     pub(crate) fn new(fake: &'a FakeCuda, has: &str, settings: &str) -> Self {
         let (root, facts) = machine(has);
+        let settings = settings.replace("ROOT", &root.path().to_string_lossy());
+        let settings = settings.as_str();
         Self { fake, cufile: FakeCuFile::start(fake, settings), facts, _root: root }
     }
 
     pub(crate) fn session(&self, choice: CuFileChoice) -> Session {
+        self.builder(choice).build().expect("session")
+    }
+
+    pub(crate) fn builder(&self, choice: CuFileChoice) -> SessionBuilder {
         let settings =
             Settings { queue_depth: 6, threads: 2, drive_chunk_bytes: 256 << 10, cufile: choice, ..Settings::default() };
         let builder = Session::builder().device(Device::Cuda(0)).cuda_library(self.fake.path()).settings(settings);
-        builder.cufile_library(self.cufile.path()).system_facts(self.facts.clone()).build().expect("session")
+        builder.cufile_library(self.cufile.path()).system_facts(self.facts.clone())
     }
 
     pub(crate) fn assert_clean(&self) {

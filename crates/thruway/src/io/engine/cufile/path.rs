@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::CuFile;
 use super::conditions::mechanism;
@@ -21,8 +22,11 @@ use crate::storage::{DirectRules, SystemFacts};
 /// pins and maps every page) is more than a copy from the window.
 const REGISTERED_BYTES_MIN: usize = 1 << 20;
 
+/// How long opening may take, unless told otherwise. It reads the machine's topology, which takes seconds on large ones.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// How cuFile is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CuFileOptions {
     /// Whether it is.
     pub choice: CuFileChoice,
@@ -34,6 +38,15 @@ pub struct CuFileOptions {
     pub depth: usize,
     /// The window of GPU memory through which goes what cannot go in place.
     pub window: RingSettings,
+    /// How long its opening may take.
+    pub patience: Duration,
+}
+
+impl Default for CuFileOptions {
+    fn default() -> Self {
+        let (choice, library, facts, window) = Default::default();
+        Self { choice, library, facts, depth: 1, window, patience: PATIENCE }
+    }
 }
 
 /// The direct path between drives and one GPU by cuFile.
@@ -88,9 +101,10 @@ impl CuFilePath {
     }
 
     fn open(&self) -> Result<Opened, Refusal> {
-        let CuFileOptions { choice, library, facts, window, .. } = &self.options;
+        let CuFileOptions { choice, library, facts, window, patience, .. } = &self.options;
         let mechanism = mechanism(facts, &self.gpu.facts().pci_address, *choice, false)?;
-        let driver = Driver::open(&self.gpu, library.as_deref(), mechanism, facts).map_err(|error| refusal_of(&error))?;
+        let driver =
+            Driver::open(&self.gpu, library.as_deref(), mechanism, (facts, *patience)).map_err(|error| refusal_of(&error))?;
         let slabs = GpuSlabs::new(Arc::clone(&self.gpu));
         let slabs = RegisteredSlabs { slabs, driver: Arc::clone(&driver), gpu: Arc::clone(&self.gpu) };
         Ok(Opened { window: Ring::with_source(*window, Box::new(slabs)), driver })
