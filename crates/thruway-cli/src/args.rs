@@ -235,7 +235,8 @@ file it holds model.safetensors. Only weights are copied: config.json, tokenizer
 
 Examples:
   thruway copy model.safetensors copy.safetensors
-  thruway copy model/ resharded/ --max-shard-size 5GB")]
+  thruway copy model/ resharded/ --max-shard-size 5GB
+  thruway copy model/ /mnt/a/model/ --max-shard-size 5GB --stripe /mnt/b --stripe /mnt/c")]
 pub(crate) struct CopyArgs {
     /// The model: a safetensors file, a directory of shards, or an index.
     #[arg(value_name = "SRC")]
@@ -247,6 +248,10 @@ pub(crate) struct CopyArgs {
     /// [default: as the source is].
     #[arg(long, value_name = "SIZE", value_parser = shard_size)]
     pub(crate) max_shard_size: Option<ByteSize>,
+    /// Spread the shards over DST and this directory, best on another drive; may be given several times. DST then holds links
+    /// to what lies there: remove both, or neither.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) stripe: Vec<PathBuf>,
     /// Path by which the source is read: auto, direct, staged or cached. With direct the copy is written so too.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,

@@ -9,7 +9,7 @@
 mod explain;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -251,7 +251,7 @@ impl Model {
         options.transfer.policy = options.policy.unwrap_or(self.policy);
         let home = Home::of(&self.context);
         let shared_bytes = options.shared_bytes.unwrap_or(if matches!(home, Home::Host) { u64::MAX } else { GROUP_BYTES });
-        let mut groups = groups(&items, given, home, shared_bytes);
+        let mut groups = self.in_turns(groups(&items, given, home, shared_bytes), &items);
         reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), home);
         // How much the caller's allocator has is for it to say.
         if options.allocator.is_none() {
@@ -263,6 +263,24 @@ impl Model {
             home.ensure_bytes(allocated, staging)?;
         }
         Ok((items, groups))
+    }
+
+    /// The groups, in turns between the drives that their files lie on: what is allocated and planned first is then a little of
+    /// each drive, and all of them are busy from the start.
+    fn in_turns(&self, groups: Vec<Group>, items: &[Item<'_>]) -> Vec<Group> {
+        let mut drives: Vec<(Option<u64>, VecDeque<Group>)> = Vec::new();
+        for group in groups {
+            let file = group.places.first().map(|(item, _)| &self.files[items[*item].entry.file].file);
+            let drive = file.and_then(|file| file.expected).map(|identity| identity.device);
+            match drives.iter_mut().find(|(known, _)| *known == drive) {
+                Some((_, of_drive)) => of_drive.push_back(group),
+                None => drives.push((drive, VecDeque::from([group]))),
+            }
+        }
+        let longest = drives.iter().map(|(_, of_drive)| of_drive.len()).max().unwrap_or(0);
+        (0..longest)
+            .flat_map(|_| drives.iter_mut().filter_map(|(_, of_drive)| of_drive.pop_front()).collect::<Vec<_>>())
+            .collect()
     }
 
     /// The moves of some buffers at a time, allocated when their turn comes; `keep` gets the buffers.

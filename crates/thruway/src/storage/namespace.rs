@@ -94,6 +94,15 @@ pub trait Namespace: Send + Sync + Debug {
     /// [`AlreadyExists`](ErrorKind::AlreadyExists), and whatever the filesystem reports.
     fn create_directory(&self, path: &Path) -> Result<()>;
 
+    /// Creates a symbolic link that points to `target`, where nothing may stand.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists), [`Unsupported`](ErrorKind::Unsupported) where there are no links, and
+    /// whatever the filesystem reports.
+    fn create_link(&self, path: &Path, _target: &Path) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "the filesystem has no symbolic links").with_file(path))
+    }
+
     /// Renames a file over whatever file is there, or a directory over an empty one, atomically.
     ///
     /// # Errors
@@ -245,6 +254,10 @@ impl Namespace for OsNamespace {
 
     fn remove(&self, path: &Path) -> Result<()> {
         rustix::fs::unlink(path).map_err(|errno| failed("cannot remove", path, errno))
+    }
+
+    fn create_link(&self, path: &Path, target: &Path) -> Result<()> {
+        rustix::fs::symlink(target, path).map_err(|errno| failed("cannot create the link", path, errno))
     }
 
     fn remove_directory(&self, path: &Path) -> Result<()> {

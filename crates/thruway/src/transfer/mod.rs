@@ -13,6 +13,7 @@ mod files;
 mod lane;
 mod pipeline;
 pub mod plan;
+mod queue;
 mod receipt;
 pub mod verify;
 

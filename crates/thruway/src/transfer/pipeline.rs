@@ -14,8 +14,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::direct;
 use super::files::{OpenFiles, ensure_same};
-use super::lane::{Lane, Queue};
+use super::lane::Lane;
 use super::plan::{self, Chunk, Limits, Placement};
+use super::queue::Queue;
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Processors, Result};
@@ -119,6 +120,8 @@ pub(super) struct Known {
     pub(super) file: Arc<FileRef>,
     /// What it must still be at the end, if it is read.
     pub(super) identity: Option<Identity>,
+    /// The number of the device that it lies on.
+    pub(super) device: u64,
 }
 
 /// Moves that are made when their turn comes: what comes before them is under way by then.
@@ -230,13 +233,13 @@ fn bounded(context: &TransferContext) -> Limits {
     context.limits.at_most(context.ring.slot_bytes() as u64)
 }
 
-/// The facts of a file, the ways its ranges go, and its identity if it is read.
+/// The facts of a file, the ways its ranges go, and its identity.
 fn examine(
     shared: &Shared<'_>,
     file: &FileRef,
     direction: Direction,
     moves: &[(Extent, Region)],
-) -> Result<(FileFacts, Vec<Span>, Option<Identity>)> {
+) -> Result<(FileFacts, Vec<Span>, Identity)> {
     let policy = shared.options.policy;
     let access = if direction == Direction::Read { Access::Read } else { Access::Write };
     let handle = shared.context.namespace.open(&file.path, access, Buffering::PageCache)?;
@@ -262,11 +265,11 @@ fn examine(
     }
     let advice = advice(shared, &*handle, direction, moves);
     if direction == Direction::Write {
-        return Ok((facts, vec![policy::write_span(facts, whole, policy, (&reach, &advice)).map_err(named)?], None));
+        return Ok((facts, vec![policy::write_span(facts, whole, policy, (&reach, &advice)).map_err(named)?], identity));
     }
     let residency = |extent| handle.residency(extent);
     let spans = policy::read_spans(facts, whole, policy, (&reach, &advice), &residency).map_err(named)?;
-    Ok((facts, spans, Some(identity)))
+    Ok((facts, spans, identity))
 }
 
 /// What the session's measured rates say of moves between a file and the GPU, where there is a choice.
@@ -368,12 +371,13 @@ impl<'a> Shared<'a> {
     }
 
     /// The number of a file that was examined: that of an earlier batch, or a new one.
-    fn number(&self, file: Arc<FileRef>, direction: Direction, identity: Option<Identity>) -> usize {
+    fn number(&self, file: Arc<FileRef>, direction: Direction, found: Identity) -> usize {
+        let identity = (direction == Direction::Read).then_some(found);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         let next = files.list.len();
         let number = *files.by_path.entry((file.path.clone(), direction)).or_insert(next);
         if number == next {
-            files.list.push(Arc::new(Known { file, identity }));
+            files.list.push(Arc::new(Known { file, identity, device: found.device }));
         }
         number
     }
@@ -469,7 +473,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                     let few = alone && *source == Source::PageCache;
                     let lanes_max = if few { chunks.len().div_ceil(CHUNKS_A_LANE_MIN) } else { usize::MAX };
                     prefault(scope, shared, &chunks);
-                    queue.add(chunks);
+                    queue.add(chunks.into_iter().map(|chunk| (shared.file(chunk.file).device, chunk)));
                     if !std::mem::replace(started, true) {
                         let mut lanes = lanes_of(shared, *source, queue, lanes_max)?;
                         let mut has_lane = alone && here.is_empty();
