@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 use thruway::doctor::cufile::edit::EMPTY;
@@ -10,12 +9,12 @@ use thruway::doctor::cufile::jsonc::{Node, Value, parse};
 use thruway::doctor::cufile::schema::{KEYS, find};
 use thruway::doctor::cufile::{Audit, audit, set};
 use thruway::storage::probe::{Prober, Unseen};
-use thruway::storage::{Namespace, OsNamespace, Staging};
 use thruway::{Error, ErrorKind, Result};
 
 use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
+use crate::place::publish;
 
 /// No `cufile.json` comes near it.
 const BYTES_MAX: usize = 1 << 20;
@@ -147,20 +146,4 @@ fn beside(path: &Path) -> PathBuf {
     let mut name: OsString = path.as_os_str().to_owned();
     name.push(".old");
     PathBuf::from(name)
-}
-
-/// All of the text under this name, or what was there before.
-fn publish(path: &Path, text: &str) -> Result<()> {
-    // What a link points to is the file that is meant.
-    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let namespace: Arc<dyn Namespace> = Arc::new(OsNamespace);
-    let (staging, file) = Staging::file(namespace, &path)?;
-    let mut done = 0;
-    while done < text.len() {
-        let at = done as u64;
-        let written = file.write_at(&text.as_bytes()[done..], at);
-        done += written.map_err(|error| Error::from_io("cannot write", error).with_file(&path))?;
-    }
-    file.sync()?;
-    staging.publish()
 }

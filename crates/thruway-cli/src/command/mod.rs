@@ -6,6 +6,7 @@ mod config;
 mod copy;
 mod demo;
 mod doctor;
+mod explain;
 mod inspect;
 mod load;
 mod verify;
@@ -22,6 +23,7 @@ pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
     let result = match &args.command {
         Command::Demo(args) => demo::run(args, &output),
         Command::Load(args) => load::run(args, &output),
+        Command::Explain(args) => explain::run(args, &output),
         Command::Copy(args) => copy::run(args, &output),
         Command::Inspect(args) => inspect::run(args, &output),
         Command::Verify(args) => verify::run(args, &output),
