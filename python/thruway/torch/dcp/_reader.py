@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -15,13 +16,15 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from thruway import _nest
-from thruway._errors import InvalidInputError, MismatchError
+from thruway._errors import InvalidInputError, MismatchError, ThruwayError
 from thruway._open import Bytes, Load
 from thruway._thruway import Model
 from thruway.torch import _into, _tensors
 from thruway.torch import _nest as _torch_nest
 from thruway.torch.dcp import _manifest
 from thruway.torch.dcp._manifest import Manifest, Value
+
+_LOG = logging.getLogger("thruway")
 
 # How many bytes of pieces that do not go where they belong at once are in memory together, if one is not more.
 _ASIDE_BYTES = 256 << 20
@@ -73,7 +76,12 @@ class Reader(StorageReader):
     # Not called `kwargs`: torch would look for checkpoints of single ranks if this fails.
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """What the checkpoint holds. All its files are there at their sizes, or this fails."""
-        self._manifest = _manifest.read(self._directory())
+        try:
+            self._manifest = _manifest.read(self._directory())
+        except ThruwayError as error:
+            # torch 2.11 keeps the reason to itself, and says that the metadata is None.
+            _LOG.error("%s", error)
+            raise
         metadata = self._manifest.metadata
         metadata.storage_meta = StorageMeta(checkpoint_id=self._directory(), save_id=self._manifest.save_id)
         return metadata
