@@ -1,7 +1,7 @@
 """`python -m thruway convert`: training states of other programs as safetensors files.
 
-What is read are torch's own files (`.pt`, `.bin`; weights only, so that nothing in them is run), distributed checkpoints
-of torch and of this package, and safetensors.
+What is read are torch's own files (`.pt`, `.bin`; weights only, so that nothing in them is run), distributed
+checkpoints of torch and of this package, and safetensors.
 """
 
 from __future__ import annotations
