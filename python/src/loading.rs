@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use thruway::checkpoint::Checkpoint;
 use thruway::cuda::{CallerStream, Gpu};
-use thruway::model::Allocation;
+use thruway::model::{Allocation, ModelEntry};
 use thruway::{Buffer, Cancel, Error, ErrorKind, GpuBuffer, LoadOptions, PathPolicy, Session, Tensor, Tensors};
 
 use crate::error::OrRaise;
@@ -39,6 +40,31 @@ pub(crate) struct Wanted {
     pub(crate) progress: Option<Py<PyAny>>,
 }
 
+/// What tensors are loaded from.
+#[derive(Clone)]
+pub(crate) enum Origin {
+    Model(Arc<thruway::Model>),
+    /// A group of a checkpoint.
+    Group(Arc<Checkpoint>, String),
+}
+
+impl Origin {
+    fn entries(&self) -> &[ModelEntry] {
+        match self {
+            Self::Model(model) => model.entries(),
+            // A group without tensors wants no memory.
+            Self::Group(checkpoint, group) => checkpoint.model(group).ok().flatten().map_or(&[], thruway::Model::entries),
+        }
+    }
+
+    fn load(&self, options: LoadOptions) -> thruway::Result<(Tensors, thruway::Receipt)> {
+        match self {
+            Self::Model(model) => model.load(options),
+            Self::Group(checkpoint, group) => checkpoint.load(group, options).map(|loaded| (loaded.tensors, loaded.receipt)),
+        }
+    }
+}
+
 /// What the load's thread says.
 enum Event {
     Allocate(Vec<Allocation>),
@@ -62,7 +88,7 @@ struct State {
 /// A load that has begun. Dropped early, it is cancelled.
 #[pyclass(frozen, module = "thruway._thruway")]
 pub(crate) struct Loading {
-    model: Arc<thruway::Model>,
+    origin: Origin,
     gpu: Option<Arc<Gpu>>,
     cancel: Cancel,
     moved: Arc<AtomicU64>,
@@ -72,7 +98,7 @@ pub(crate) struct Loading {
 }
 
 impl Loading {
-    pub(crate) fn begin(model: &Arc<thruway::Model>, session: &Session, wanted: Wanted) -> thruway::Result<Self> {
+    pub(crate) fn begin(origin: Origin, session: &Session, wanted: Wanted) -> thruway::Result<Self> {
         let (cancel, moved) = (Cancel::default(), Arc::new(AtomicU64::new(0)));
         let mut options = LoadOptions::all().path(wanted.way).cancel(cancel.clone());
         if let Some(names) = wanted.select {
@@ -109,12 +135,12 @@ impl Loading {
                 options = options.after(unsafe { CallerStream::from_handle(stream) });
             }
         }
-        let its_model = Arc::clone(model);
+        let its_origin = origin.clone();
         // Nobody may be left to hear of it.
-        let thread = running::start(move || drop(tell.send(Event::Done(its_model.load(options)))))?;
+        let thread = running::start(move || drop(tell.send(Event::Done(its_origin.load(options)))))?;
         let state = State { events, give, asked: Vec::new(), thread: Some(thread), done: None, failed: None };
         Ok(Self {
-            model: Arc::clone(model),
+            origin,
             gpu: session.gpu().cloned(),
             cancel,
             moved,
@@ -138,7 +164,7 @@ impl Loading {
     fn request(&self, wanted: &[Allocation]) -> Request {
         let places = |allocation: &Allocation| {
             let place = |place: &thruway::model::Place| {
-                let entry = &self.model.entries()[place.entry];
+                let entry = &self.origin.entries()[place.entry];
                 (entry.name.clone(), entry.dtype.name(), place.shape.clone(), place.range.start, place.range.len())
             };
             (allocation.bytes, allocation.places.iter().map(place).collect())

@@ -2,7 +2,7 @@
 
 `load_file`, `save_file`, `load`, `save`, `load_model` and `save_model` are the reference's, with further options.
 With a path or an open file, `save` and `load` are what `torch.save` and `torch.load` are, for any training state and
-without pickle.
+without pickle. `Checkpointer` saves the checkpoints of a training run, beside it too.
 `stream` hands tensors over one by one, `load_into` fills a module in place, and `thruway.torch.distributed` loads with
 many ranks.
 """
@@ -21,8 +21,10 @@ from thruway.torch._module import load_model, save_model
 from thruway.torch._save import SharedMemoryError, save_file
 from thruway.torch._state import load, save
 from thruway.torch._stream import stream
+from thruway.torch.checkpointer import Checkpointer
 
 __all__ = [
+    "Checkpointer",
     "SharedMemoryError",
     "expert_names",
     "load",

@@ -14,10 +14,13 @@ mod pipeline;
 pub mod plan;
 mod receipt;
 pub mod verify;
+mod witness;
 
 pub(crate) use pipeline::{Batch, run_batches};
 pub use pipeline::{Cancel, Peer, Progress, TransferContext, TransferOptions, run};
 pub use receipt::{FileReceipt, Part, Receipt};
+pub use witness::Witness;
+pub(crate) use witness::look_at;
 
 use std::path::PathBuf;
 use std::sync::Arc;
