@@ -58,6 +58,17 @@ def test_each_kind_of_state_becomes_one_file(tmp_path: Path, kind: str, capsys: 
 
 
 @pytest.mark.parametrize("kind", ["pt", "dcp"])
+def test_a_state_becomes_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    assert _convert.main([str(source(kind, tmp_path)), str(tmp_path / "run"), "--step", "12"]) == 0
+    run = ours.Checkpointer(tmp_path / "run", device="cpu")
+    assert run.steps() == [12] and not run.verify(12)
+    assert_is_the_state(run.restore())
+    assert torch.equal(ours.load_file(tmp_path / "run/step-00000012")["w"], state()["model"]["w"])
+    # As a source, a checkpoint is its model.
+    assert _convert.main([str(tmp_path / "run/step-00000012"), str(tmp_path / "model.safetensors")]) == 0
+
+
+@pytest.mark.parametrize("kind", ["pt", "dcp"])
 def test_plain_files_hold_tensors_alone(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = [str(source(kind, tmp_path)), str(tmp_path / "out.safetensors"), "--plain", "--key", "model"]
     assert _convert.main(given) == 0
@@ -106,7 +117,7 @@ def test_what_is_no_source_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.count("error: ") == 3
     torch.save({"a": 1}, tmp_path / "a.pt")
     assert _convert.main([str(tmp_path / "a.pt"), str(tmp_path / "out"), "--key", "model"]) == 1
-    for wrong in ([], [str(tmp_path / "a.pt"), "out", "--max-shard-bytes", "3"]):
+    for wrong in ([], [str(tmp_path / "a.pt"), "out", "--max-shard-bytes", "3"], ["a", "b", "--plain", "--step", "1"]):
         with pytest.raises(SystemExit) as raised:
             _convert.main(wrong)
         assert raised.value.code == 2

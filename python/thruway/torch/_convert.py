@@ -1,4 +1,4 @@
-"""`python -m thruway convert`: training states of other programs as safetensors files.
+"""`python -m thruway convert`: training states of other programs as safetensors files, or as checkpoints.
 
 What is read are torch's own files (`.pt`, `.bin`; weights only, so that nothing in them is run), distributed
 checkpoints of torch and of this package, and safetensors.
@@ -21,16 +21,24 @@ import torch
 from thruway import _nest, _save
 from thruway._errors import InvalidInputError, MalformedError, NotFoundError, ThruwayError
 from thruway.torch import _state, _tensors
+from thruway.torch.checkpointer import Checkpointer
 
-_DESCRIPTION = "Converts a training state of torch, of DCP or in safetensors files into safetensors."
+_DESCRIPTION = (
+    "Converts a training state of torch, of DCP or in safetensors files into safetensors, or into a checkpoint."
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `convert` with these arguments, and gives the exit status."""
     parser = argparse.ArgumentParser(prog="thruway convert", description=_DESCRIPTION)
     parser.add_argument("source", type=Path, help="a .pt file, a directory of DCP, a safetensors file or directory")
-    parser.add_argument("target", type=Path, help="the file to be written; with --max-shard-bytes a directory")
+    parser.add_argument(
+        "target", type=Path, help="the file to be written; with --step or --max-shard-bytes a directory"
+    )
     parser.add_argument("--plain", action="store_true", help="write the tensors alone, and not the state around them")
+    parser.add_argument(
+        "--step", type=int, help="the target is a directory of checkpoints: save the state as this step"
+    )
     parser.add_argument(
         "--key", action="append", default=[], help="of the source, take what is under this key; may repeat"
     )
@@ -39,8 +47,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.max_shard_bytes is not None and not given.plain:
         parser.error("--max-shard-bytes goes with --plain")
+    if given.plain and given.step is not None:
+        parser.error("a checkpoint holds the whole state: --step does not go with --plain")
     try:
-        told = convert(given.source, given.target, given.plain, given.key, given.max_shard_bytes)
+        told = convert(given.source, given.target, given.plain, given.key, given.max_shard_bytes, given.step)
     except (ThruwayError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         if getattr(error, "hint", None):
@@ -55,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def convert(
-    source: Path, target: Path, plain: bool, keys: Sequence[str], max_shard_bytes: int | None
+    source: Path, target: Path, plain: bool, keys: Sequence[str], max_shard_bytes: int | None, step: int | None
 ) -> dict[str, Any]:
     """Converts, and tells what it found."""
     kind, state = _read(source)
@@ -69,6 +79,9 @@ def convert(
         packed = {name: _tensors.packed(one) if isinstance(one, torch.Tensor) else one for name, one in tensors.items()}
         sources = _save.checked(packed, _state.source)
         _save.to_storage(sources, target, {"format": "pt"}, max_shard_bytes, None, None)
+    elif step is not None:
+        with Checkpointer(target, device="cpu") as run:
+            run.save(step, state)
     else:
         _state.save(state, target)
     return {
