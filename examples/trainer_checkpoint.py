@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face's Trainer through Thruway: the state of the optimizer and the scheduler, most of what it saves.
+"""Checkpoints of Hugging Face's Trainer through Thruway: its optimizer and scheduler, most of what it saves.
 
     python examples/trainer_checkpoint.py [--device cpu]
 
