@@ -1,9 +1,10 @@
 //! The native half of the Python package: `thruway._thruway`.
 //!
 //! It holds no logic of its own. Each file stands for one of the library's ideas and turns Python's values into the library's
-//! and back: `process` (sessions, and threads), `model` (opening), `loading` (a load under way), `save`,
+//! and back: `process` (sessions, and threads), `model` (opening), `loading` (a load under way), `save`, `checkpoint`,
 //! `memory` (that Python has), `receipt`, `error`, `running` (threads, and signals), `command`. What is done with them is in the package's Python files.
 
+mod checkpoint;
 mod command;
 mod error;
 mod loading;
@@ -18,6 +19,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _thruway {
+    #[pymodule_export]
+    use super::checkpoint::{Checkpoint, Checkpointer, Saving};
     #[pymodule_export]
     use super::command::run_command;
     #[pymodule_export]

@@ -14,8 +14,9 @@ use std::thread::JoinHandle;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
+use thruway::checkpoint::Checkpoint;
 use thruway::cuda::{CallerStream, Gpu};
-use thruway::model::Allocation;
+use thruway::model::{Allocation, ModelEntry};
 use thruway::{Buffer, Cancel, Error, ErrorKind, GpuBuffer, LoadOptions, PathPolicy, Session, Tensor, Tensors};
 
 use crate::error::OrRaise;
@@ -39,6 +40,31 @@ pub(crate) struct Wanted {
     pub(crate) stream: Option<u64>,
     /// Called with the bytes moved so far.
     pub(crate) progress: Option<Py<PyAny>>,
+}
+
+/// What tensors are loaded from.
+#[derive(Clone)]
+pub(crate) enum Origin {
+    Model(Arc<thruway::Model>),
+    /// A group of a checkpoint.
+    Group(Arc<Checkpoint>, String),
+}
+
+impl Origin {
+    fn entries(&self) -> &[ModelEntry] {
+        match self {
+            Self::Model(model) => model.entries(),
+            // A group without tensors wants no memory.
+            Self::Group(checkpoint, group) => checkpoint.model(group).ok().flatten().map_or(&[], thruway::Model::entries),
+        }
+    }
+
+    fn load(&self, options: LoadOptions) -> thruway::Result<(Tensors, thruway::Receipt)> {
+        match self {
+            Self::Model(model) => model.load(options),
+            Self::Group(checkpoint, group) => checkpoint.load(group, options).map(|loaded| (loaded.tensors, loaded.receipt)),
+        }
+    }
 }
 
 /// What the load's thread says.
@@ -70,7 +96,7 @@ struct State {
 /// A load that has begun. Dropped early, it is cancelled.
 #[pyclass(frozen, module = "thruway._thruway")]
 pub(crate) struct Loading {
-    model: Arc<thruway::Model>,
+    origin: Origin,
     gpu: Option<Arc<Gpu>>,
     cancel: Cancel,
     moved: Arc<AtomicU64>,
@@ -80,7 +106,7 @@ pub(crate) struct Loading {
 }
 
 impl Loading {
-    pub(crate) fn begin(model: &Arc<thruway::Model>, session: &Session, wanted: Wanted) -> thruway::Result<Self> {
+    pub(crate) fn begin(origin: Origin, session: &Session, wanted: Wanted) -> thruway::Result<Self> {
         let (cancel, moved) = (Cancel::default(), Arc::new(AtomicU64::new(0)));
         let mut options = LoadOptions::all().path(wanted.way).cancel(cancel.clone());
         if let Some(names) = wanted.select {
@@ -117,9 +143,9 @@ impl Loading {
                 options = options.after(unsafe { CallerStream::from_handle(stream) });
             }
         }
-        let its_model = Arc::clone(model);
+        let its_origin = origin.clone();
         // Nobody may be left to hear of it.
-        let thread = running::start(move || drop(tell.send(Event::Done(its_model.load(options)))))?;
+        let thread = running::start(move || drop(tell.send(Event::Done(its_origin.load(options)))))?;
         let state = State {
             events,
             unheard: None,
@@ -132,7 +158,7 @@ impl Loading {
             failed: None,
         };
         Ok(Self {
-            model: Arc::clone(model),
+            origin,
             gpu: session.gpu().cloned(),
             cancel,
             moved,
@@ -210,7 +236,7 @@ impl Loading {
     /// The next of the blocks of memory that were given, and the tensors that lie in it; their bytes may be on the way.
     fn block<'py>(&self, py: Python<'py>) -> PyResult<Option<(Py<PyAny>, Vec<PlacedTensor<'py>>)>> {
         let Some((memory, allocation)) = self.state()?.given.pop_front() else { return Ok(None) };
-        let entries = self.model.entries();
+        let entries = self.origin.entries();
         let mut tensors: Vec<PlacedTensor<'py>> = Vec::with_capacity(allocation.places.len());
         let mut before: Option<&[u64]> = None;
         for place in &allocation.places {

@@ -10,7 +10,7 @@ use thruway::format::safetensors;
 use thruway::{Device, PathPolicy, Session};
 
 use crate::error::OrRaise;
-use crate::loading::{Loading, Wanted};
+use crate::loading::{Loading, Origin, Wanted};
 use crate::memory::Bytes;
 use crate::process;
 
@@ -108,7 +108,7 @@ impl Model {
         }
         let _inside = process::enter(py)?;
         let wanted = Wanted { select, slices, into, way: self.way, shared_bytes, stream, progress };
-        Loading::begin(&self.model, &self.session, wanted).or_raise(py)
+        Loading::begin(Origin::Model(Arc::clone(&self.model)), &self.session, wanted).or_raise(py)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::receipt::Receipt;
 use crate::{process, running};
 
 /// Name, dtype and shape.
-type Spec = (String, String, Vec<u64>);
+pub(crate) type Spec = (String, String, Vec<u64>);
 
 fn spec((name, dtype, shape): Spec) -> thruway::Result<TensorSpec> {
     match dtype.parse::<Dtype>() {
@@ -85,7 +85,7 @@ pub(crate) fn save(
     Ok(Receipt::new(receipt))
 }
 
-fn source(session: &Session, spec_of: Spec, bytes: Bytes) -> thruway::Result<Source> {
+pub(crate) fn source(session: &Session, spec_of: Spec, bytes: Bytes) -> thruway::Result<Source> {
     let spec = spec(spec_of)?;
     let len = bytes.2;
     let region =

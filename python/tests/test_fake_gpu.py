@@ -11,11 +11,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ import pytest
 import thruway
 import thruway.numpy
 from thruway import _open, _save
-from thruway._thruway import Model
+from thruway._thruway import Checkpointer, Loading, Model
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -174,6 +175,91 @@ def saves(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:
     assert all(np.array_equal(found[name], array) for name, array in saved.items())
 
 
+def pairs_of(tensors: dict[str, Any]) -> list[Any]:
+    """Tensors as a checkpoint's native half takes them."""
+    return [
+        ((name, "U8", [nbytes]), ("cuda:0", memory.address + offset, nbytes, memory))
+        for name, (memory, offset, nbytes) in tensors.items()
+    ]
+
+
+def order_of(step: int) -> dict[str, Any]:
+    order = {"step": step, "structure": "{}", "metadata": {}, "replace": False, "max_shard_bytes": 4_000_000}
+    return {**order, "trained": [], "stream": 0}
+
+
+def restored(gpu: Gpu, run: Checkpointer, step: int, group: str) -> dict[str, Any]:
+    checkpoint = run.open(step, "cuda:0")
+
+    def load(*, slices: Any, progress: Any, **options: Any) -> Loading:
+        return checkpoint.load(group, **options)
+
+    framework, model = cast(ModuleType, gpu), cast(Model, SimpleNamespace(load=load))
+    return _open.Load(framework, model, "cuda:0", checkpoint.groups()[group], []).wait()[0]
+
+
+def run_in(path: Path, pool_bytes: int | None = None, lag: float = 60.0) -> Checkpointer:
+    place = path.with_name("run")
+    options: dict[str, Any] = {"keep": None, "keep_every": None, "pool_bytes": pool_bytes, "lag_seconds": lag}
+    return Checkpointer(place, device="cuda:0", **options)
+
+
+def checkpoints(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:
+    """What the default stream overwrites right after the call is saved as it was, with guards and without."""
+    for number, (pool_bytes, guarded) in enumerate(
+        [(None, None), (1_000_000, None), (None, {("m", "t004")}), (1_000_000, set())]
+    ):
+        run = run_in(path, pool_bytes)
+        tensors, _ = load_of(gpu, path).wait()
+        run.save([("m", pairs_of(tensors), {})], order_of(number * 2))
+        saving = run.begin([("m", pairs_of(tensors), {})], order_of(number * 2 + 1), guarded)
+        for name, (memory, _, _) in tensors.items():
+            if memory.nbytes and (guarded is None or ("m", name) not in guarded):
+                gpu.fill(memory, 0xEE, 1)
+        saving.hold(0)
+        gpu.fill(tensors["t004"][0], 0xEE, 1)
+        assert saving.wait_for("staged", None) and saving.staged_seconds() is not None
+        assert saving.wait()[0] == number * 2 + 1
+        assert (saving.done(), saving.level()) == (True, "durable")
+        del tensors
+        for step in run.steps():
+            assert_right(gpu, restored(gpu, run, step, "m"), saved)
+        gpu.call("cuCtxSynchronize")
+
+
+def a_wait_is_interrupted(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:
+    """Ctrl-C ends a wait, and the save goes on. A second save waits no longer than its lag."""
+    tensors, _ = load_of(gpu, path).wait()
+    run = run_in(path, lag=0.1)
+    groups = [("m", pairs_of(tensors), {})]
+    gpu.driver.fake_cuda_hold(1)
+    saving = run.begin(groups, order_of(1), None)
+    for wait in (saving.wait, lambda: saving.wait_for("staged", None)):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    assert not saving.wait_for("staged", 0.01) and saving.level() == "queued"
+    for save in (lambda: run.save(groups, order_of(2)), lambda: run.begin(groups, order_of(2), None), run.wait):
+        with pytest.raises(thruway.LimitReachedError, match="step 1 is still under way"):
+            save()
+    gpu.driver.fake_cuda_hold(0)
+    assert saving.wait()[0] == 1
+    run.save(groups, order_of(2))
+    assert run.steps() == [1, 2] and run.verify(1) == []
+
+
+def everything_is_dropped(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:
+    """While a save is under way: it is done when nobody has it any more, and nothing is freed before."""
+    for step, pool_bytes in enumerate((None, 1_000_000)):
+        tensors, _ = load_of(gpu, path).wait()
+        run = run_in(path, pool_bytes)
+        run.begin([("m", pairs_of(tensors), {})], order_of(step), {("m", name) for name in tensors})
+        del tensors, run
+        gc.collect()
+        assert_right(gpu, restored(gpu, run_in(path), step, "m"), saved)
+
+
 def allocations_fail(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:
     for left in (0, 1, 2):
         gpu.allocations_left = left
@@ -224,6 +310,9 @@ CASES = {
     slices: [{}],
     into: [{"FAKE_CUDA_DELAY_US": "1000..3000"}],
     saves: [{}],
+    checkpoints: [{"FAKE_CUDA_DELAY_US": "100..1500"}],
+    a_wait_is_interrupted: [{}],
+    everything_is_dropped: [{"FAKE_CUDA_DELAY_US": "500..2000"}],
     allocations_fail: [{}],
     callbacks_fail: [{"FAKE_CUDA_DELAY_US": "150000..200000"}],
     is_dropped: [{}],

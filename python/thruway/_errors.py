@@ -135,6 +135,12 @@ class StorageError(ThruwayError, OSError):
     kind = "I/O error"
 
 
+class LimitReachedError(StorageError):
+    """A limit was reached: the process's of open files or locked memory, or the caller's of what may be under way."""
+
+    kind = "limit reached"
+
+
 _BY_KIND: dict[str, type[ThruwayError]] = {
     one.kind: one
     for one in (
@@ -153,6 +159,7 @@ _BY_KIND: dict[str, type[ThruwayError]] = {
         GpuError,
         CancelledError,
         StorageError,
+        LimitReachedError,
     )
 }
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, final
+from typing import Any, TypedDict, final
+
+from thruway._errors import ThruwayError
 
 __version__: str
 
@@ -81,6 +83,69 @@ class Model:
         shared_bytes: int | None,
         stream: int | None,
         progress: Callable[[int], object] | None,
+    ) -> Loading: ...
+
+_Group = tuple[str, list[tuple[_Spec, _Bytes]], dict[str, str]]
+# Step, place, identity, receipt, steps that were let go, what went wrong around it.
+_Told = tuple[int, PathLike[str], str, Receipt, list[int], list[ThruwayError]]
+
+class _Order(TypedDict):
+    step: int
+    structure: str
+    metadata: dict[str, str]
+    replace: bool
+    max_shard_bytes: int | None
+    trained: list[tuple[str, str]]
+    stream: int | None
+
+@final
+class Checkpointer:
+    def __init__(
+        self,
+        directory: str | PathLike[str],
+        *,
+        device: str,
+        keep: int | None,
+        keep_every: int | None,
+        pool_bytes: int | None,
+        lag_seconds: float,
+    ) -> None: ...
+    def save(self, groups: list[_Group], order: _Order) -> _Told: ...
+    def begin(self, groups: list[_Group], order: _Order, guarded: set[tuple[str, str]] | None) -> Saving: ...
+    def wait(self) -> None: ...
+    def steps(self) -> list[int]: ...
+    def open(self, step: int, device: str) -> Checkpoint: ...
+    def verify(self, step: int) -> list[tuple[str, tuple[str, str] | None, int, int]]: ...
+
+@final
+class Saving:
+    def level(self) -> str: ...
+    def done(self) -> bool: ...
+    def staged_seconds(self) -> float | None: ...
+    def hold(self, stream: int) -> None: ...
+    def wait_for(self, level: str, seconds: float | None) -> bool: ...
+    def wait(self) -> _Told: ...
+
+@final
+class Checkpoint:
+    @property
+    def step(self) -> int: ...
+    @property
+    def path(self) -> PathLike[str]: ...
+    @property
+    def structure(self) -> str: ...
+    @property
+    def metadata(self) -> dict[str, str]: ...
+    def groups(self) -> dict[str, list[str]]: ...
+    def entries(self, group: str) -> list[tuple[str, str, list[int]]]: ...
+    def load(
+        self,
+        group: str,
+        *,
+        select: list[str],
+        into: list[tuple[str, _Bytes]],
+        shared_bytes: int | None,
+        stream: int | None,
     ) -> Loading: ...
 
 def close() -> None:

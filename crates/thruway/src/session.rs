@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::base::error::escaped;
 use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpointer, CheckpointerOptions, Checkpoints};
 use crate::cuda::Gpu;
 use crate::io::direct::DirectPath;
 use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
@@ -95,6 +95,14 @@ impl Session {
     /// The training checkpoints in a directory. Touches nothing yet.
     pub fn checkpoints(&self, directory: impl AsRef<Path>) -> Checkpoints {
         Checkpoints::new(Arc::clone(&self.context), self.policy, directory.as_ref())
+    }
+
+    /// The training checkpoints in a directory, saved beside training too. Pins the pool's memory, if its size is stated.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) or [`LimitReached`](ErrorKind::LimitReached) if so much cannot be had or pinned.
+    pub fn checkpointer(&self, directory: impl AsRef<Path>, options: CheckpointerOptions) -> Result<Checkpointer> {
+        Checkpointer::new(self.checkpoints(directory), options)
     }
 
     /// Carries out moves between files and memory. Returns when nothing moves any more.

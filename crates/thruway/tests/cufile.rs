@@ -350,3 +350,32 @@ fn keeps_the_contract_under_faulty_without_faults() {
 fn keeps_the_contract_in_the_stack_of_the_pool() {
     keeps_the_contract(Layering::Stack);
 }
+
+#[test]
+fn a_checkpoint_that_no_processor_saw_has_checksums_too_and_a_flipped_bit_is_found() {
+    use thruway::checkpoint::{CheckpointOptions, Group, Json, RestoreOptions, VerifyOptions};
+    let directory = scratch();
+    let path = model_file(directory.path());
+    let fake = FakeCuda::start("DELAY_US=0..100");
+    let world = World::new(&fake, "nvidia-fs", "");
+    let session = world.session(CuFileChoice::Auto);
+    let (loaded, _) = load(&session, &path, PathPolicy::Auto).expect("loaded");
+    let here = session.checkpoints(directory.path().join("run"));
+    let groups = [Group::new("model", loaded.iter().map(source).collect())];
+    let options = || CheckpointOptions::default().chunk_size(thruway::ByteSize(64 << 10));
+    let saved = here.save(1, &groups, &Json::default(), options()).expect("saved");
+    assert!(saved.receipt.files.iter().any(|file| file.parts.iter().any(|part| part.path == Way::Direct)), "{:?}", saved.receipt);
+    let checkpoint = here.open(1).expect("open");
+    assert_eq!(checkpoint.verify(&VerifyOptions::default()).expect("read").damage, []);
+    let record = checkpoint.manifest().groups[0].tensors.iter().find(|tensor| tensor.name == "blocks").expect("saved").clone();
+    let file = saved.path.join(&checkpoint.manifest().files[record.file].name);
+    assert_right(&here.restore(&RestoreOptions::default()).expect("restored").groups["model"].tensors);
+    let mut bytes = std::fs::read(&file).expect("a shard");
+    bytes[usize::try_from(record.offset).expect("small") + 100_000] ^= 4;
+    std::fs::write(&file, bytes).expect("a shard");
+    forget(&file);
+    let error = here.restore(&RestoreOptions::default()).expect_err("a bit is another");
+    assert_eq!((error.kind(), error.context("tensor")), (ErrorKind::Mismatch, Some("blocks")), "{error}");
+    drop((loaded, groups, checkpoint, here, session));
+    world.assert_clean();
+}

@@ -1,6 +1,8 @@
 """Loading and saving torch tensors, with the functions of `safetensors.torch` and more.
 
 `load_file`, `save_file`, `load`, `save`, `load_model` and `save_model` are the reference's, with further options.
+With a path or an open file, `save` and `load` are what `torch.save` and `torch.load` are, for any training state and
+without pickle. `Checkpointer` saves the checkpoints of a training run, beside it too.
 `stream` hands tensors over one by one, `load_into` fills a module in place, and `thruway.torch.distributed` loads with
 many ranks.
 """
@@ -14,12 +16,15 @@ except ModuleNotFoundError as error:
 
 from thruway._select import Names, Shard, expert_names
 from thruway.torch._into import load_into
-from thruway.torch._load import load, load_file
+from thruway.torch._load import load_file
 from thruway.torch._module import StateError, load_model, save_model
-from thruway.torch._save import SharedMemoryError, save, save_file
+from thruway.torch._save import SharedMemoryError, save_file
+from thruway.torch._state import load, save
 from thruway.torch._stream import stream
+from thruway.torch.checkpointer import Checkpointer
 
 __all__ = [
+    "Checkpointer",
     "Names",
     "Shard",
     "SharedMemoryError",

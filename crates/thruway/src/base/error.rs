@@ -39,7 +39,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The filesystem is full, or a quota is.
     NoSpace,
-    /// A limit of the process was reached: open files, locked memory, threads.
+    /// A limit was reached: the process's of open files, locked memory or threads, or the caller's of what may be under way.
     LimitReached,
     /// The CUDA driver or a GPU failed to carry out an operation.
     Gpu,
@@ -113,6 +113,18 @@ impl Error {
         error.0.source = Some(source);
         error.0.hint = hint.map(str::to_owned);
         error
+    }
+
+    /// The same failure for somebody else who is to hear of it.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let Facts { kind, message, context, hint, source } = &*self.0;
+        let source = source.as_ref().map(|source| match source.raw_os_error() {
+            Some(code) => std::io::Error::from_raw_os_error(code),
+            None => std::io::Error::new(source.kind(), source.to_string()),
+        });
+        let (kind, message, context, hint) = (*kind, message.clone(), context.clone(), hint.clone());
+        Self(Box::new(Facts { kind, message, context, hint, source }))
     }
 
     /// The failure as one of the system's, for interfaces that know no other: [`from_io`](Self::from_io) takes it out again.

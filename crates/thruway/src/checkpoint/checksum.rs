@@ -32,8 +32,8 @@ impl Checksum {
         self.shifted(power_of_x(next_bytes), next)
     }
 
-    /// The checksum of these bytes and those of `next` behind them: `shift` is x to the number of their bits.
-    fn shifted(self, shift: u64, next: Self) -> Self {
+    /// The checksum of these bytes and those of `next` behind them: `shift` is the [`power_of_x`] for their length.
+    pub(super) fn shifted(self, shift: u64, next: Self) -> Self {
         Self(multiplied(self.0, shift) ^ next.0)
     }
 
@@ -116,7 +116,7 @@ fn multiplied(one: u64, mut other: u64) -> u64 {
 }
 
 /// x to the power of so many bytes' bits, modulo the CRC's polynomial.
-fn power_of_x(mut bytes: u64) -> u64 {
+pub(super) fn power_of_x(mut bytes: u64) -> u64 {
     // x^8, then its square, the square of that, …
     let (mut power, mut square) = (1 << 63, 1 << 55);
     while bytes > 0 {

@@ -10,17 +10,22 @@
 //! (`step-00001000.r1`), which counts from its rename on; only then is the old one taken away, and the new one given the plain
 //! name. No filesystem can rename a directory over one that is not empty, and not all can exchange two; this needs neither.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::checksum::{self, Checksum};
 use super::manifest::{Json, MANIFEST, Manifest, SaveId, World};
 use super::names::{DirectoryName, Listing};
 use super::plan::Plan;
 use super::retention::Retention;
-use super::{Checkpoints, checksum, lock, recover};
+use super::stale::{Name, Previous};
+use super::tally::Tally;
+use super::{Checkpoints, lock, recover};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::cuda::CallerStream;
-use crate::io::policy::PathPolicy;
+use crate::io::policy::{Path as TransferPath, PathPolicy};
+use crate::memory::{MemoryKind, Region};
 use crate::model::{Form, Source, Writer};
 use crate::storage::open_files_left;
 use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
@@ -33,7 +38,7 @@ const DESCRIPTORS_MIN: usize = 16;
 pub struct Group {
     /// Its name: any text.
     pub name: String,
-    /// The tensors, in host memory. Names are unique within a group.
+    /// The tensors, in host memory or in that of the session's GPU. Names are unique within a group.
     pub tensors: Vec<Source>,
     /// Text pairs for the `__metadata__` of its files.
     pub metadata: BTreeMap<String, String>,
@@ -54,9 +59,12 @@ pub struct CheckpointOptions {
     pub(super) max_shard_bytes: Option<u64>,
     pub(super) chunk_bytes: Option<u64>,
     replace: bool,
-    retention: Retention,
+    pub(super) retention: Retention,
+    pub(super) trained: HashSet<Name>,
+    /// What the trained tensors were before.
+    pub(super) previous: Previous,
     policy: Option<PathPolicy>,
-    transfer: TransferOptions,
+    pub(super) transfer: TransferOptions,
 }
 
 impl CheckpointOptions {
@@ -99,6 +107,14 @@ impl CheckpointOptions {
     #[must_use]
     pub fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// Tensors that every step changes, by the names of their groups and their own. Those that a [`Checkpointer`](super::Checkpointer)
+    /// finds to have the very bytes of the checkpoint that it saved before are warned about.
+    #[must_use]
+    pub fn trained(mut self, names: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.trained.extend(names);
         self
     }
 
@@ -148,6 +164,9 @@ pub struct Saved {
     pub warnings: Vec<Error>,
 }
 
+/// What wrote the tensors, and the checksums of their chunks.
+pub(super) type Filled = Result<(Receipt, Vec<Vec<Checksum>>)>;
+
 impl Checkpoints {
     /// Saves a checkpoint. When this returns it is whole and durable, and nothing but a damaged drive can lose it.
     ///
@@ -161,7 +180,24 @@ impl Checkpoints {
     /// recognisable by its name. With the fact `published` the new one is in place and whole, and only a power cut might
     /// still undo it.
     pub fn save(&self, step: u64, groups: &[Group], structure: &Json, options: CheckpointOptions) -> Result<Saved> {
+        self.ensure_reachable(groups)?;
         let plan = Plan::new(step, groups, structure, &options)?;
+        if let (Some(after), Some(streams)) = (options.transfer.after, &self.context.streams) {
+            // Before anybody looks at the bytes, and the transfer is not the first to.
+            after.wait(streams.gpu())?;
+        }
+        self.commit(plan, &options, |writer, chunk_bytes, transfer| self.move_and_sum(groups, writer, chunk_bytes, transfer))
+    }
+
+    /// Saves what is planned. `fill` writes the tensors' bytes into the staged files, and gives the checksums of their chunks, in the
+    /// order of the caller's groups.
+    pub(super) fn commit(
+        &self,
+        plan: Plan,
+        options: &CheckpointOptions,
+        fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
+    ) -> Result<Saved> {
+        let step = plan.manifest.step;
         self.create()?;
         let _lock = lock::take(&*self.context.namespace, &self.directory)?;
         let mut warnings = recover::sweep(self)?.warnings;
@@ -176,10 +212,11 @@ impl Checkpoints {
             }
         };
         self.preflight(&plan)?;
-        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), ..options.transfer };
+        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer.clone() };
         let save_id = plan.manifest.save_id;
-        let receipt = self.write(plan, groups, &self.directory.join(name.to_string()), &transfer)?;
+        let (receipt, manifest) = self.write(plan, &self.directory.join(name.to_string()), &transfer, fill)?;
         // Committed: from here on nothing can fail it.
+        warnings.extend(options.previous.compare(&manifest, &options.trained));
         if name.replacement > 0 {
             warnings.extend(recover::settle(self, step).err());
         }
@@ -219,29 +256,19 @@ impl Checkpoints {
     }
 
     /// Stages, writes, syncs and publishes.
-    fn write(&self, plan: Plan, groups: &[Group], target: &std::path::Path, transfer: &TransferOptions) -> Result<Receipt> {
+    fn write(
+        &self,
+        plan: Plan,
+        target: &Path,
+        transfer: &TransferOptions,
+        fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
+    ) -> Result<(Receipt, Manifest)> {
         let begun = std::time::Instant::now();
         let Plan { files, mut manifest, sources } = plan;
         let (mut writer, mut receipt) = Writer::begin(&self.context, target, Form::Directory, files, transfer)?;
-        let mut moves: Vec<Move> = Vec::new();
-        for (number, group) in groups.iter().enumerate() {
-            for source in &group.tensors {
-                moves.push(writer.place(number, &source.spec.name, 0, source.region.clone())?);
-            }
-        }
-        // The processors have little to do while the drive writes.
-        let (moved, sums) = std::thread::scope(|scope| {
-            let summing = || checksums(groups, manifest.chunk_bytes);
-            let beside = std::thread::Builder::new().name("thruway-checksums".to_owned()).spawn_scoped(scope, summing);
-            let moved = run(&self.context, moves, transfer);
-            let sums = match beside {
-                Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                Err(_) => checksums(groups, manifest.chunk_bytes),
-            };
-            (moved, sums)
-        });
-        receipt.merge(moved.map_err(|error| writer.name_tensor(error))?);
-        fill_in(&mut manifest, &sources, sums?);
+        let (moved, sums) = fill(&writer, manifest.chunk_bytes, transfer).map_err(|error| writer.name_tensor(error))?;
+        receipt.merge(moved);
+        fill_in(&mut manifest, &sources, sums);
         writer.sync()?;
         if transfer.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
@@ -250,25 +277,80 @@ impl Checkpoints {
         receipt.merge(writer.add_synced(&self.context, (target, MANIFEST), text, transfer)?);
         writer.publish(&mut receipt)?;
         receipt.seconds = begun.elapsed().as_secs_f64();
-        Ok(receipt)
+        Ok((receipt, manifest))
+    }
+
+    /// Writes the tensors from where they lie, and computes the checksums of their chunks on the way: while the bytes lie in
+    /// the ring, or, of what goes straight from host memory, there, since the processors have little to do while the drive writes.
+    fn move_and_sum(&self, groups: &[Group], writer: &Writer, chunk_bytes: u64, transfer: &TransferOptions) -> Filled {
+        let tensors: Vec<&Source> = groups.iter().flat_map(|group| &group.tensors).collect();
+        let mut moves: Vec<Move> = Vec::new();
+        for (number, group) in groups.iter().enumerate() {
+            for source in &group.tensors {
+                moves.push(writer.place(number, &source.spec.name, 0, source.region.clone())?);
+            }
+        }
+        let (straight, through): (Vec<usize>, Vec<usize>) =
+            (0..tensors.len()).partition(|at| self.goes_straight(&tensors[*at].region, transfer.policy));
+        let place = |at: &usize| (moves[*at].file.path.clone(), moves[*at].extent);
+        let tally = Arc::new(Tally::new(chunk_bytes, through.iter().map(place)));
+        let transfer = TransferOptions { witness: Some(tally.clone()), ..transfer.clone() };
+        let bytes = straight.iter().map(|at| tensors[*at].region.host_bytes()).collect::<Result<Vec<&[u8]>>>()?;
+        let (moved, beside) = std::thread::scope(|scope| {
+            let summing = || checksum::of_all(&bytes, chunk_bytes);
+            let beside = std::thread::Builder::new().name("thruway-checksums".to_owned()).spawn_scoped(scope, summing);
+            let moved = run(&self.context, moves, &transfer);
+            let beside = match beside {
+                Ok(beside) => beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => checksum::of_all(&bytes, chunk_bytes),
+            };
+            (moved, beside)
+        });
+        let receipt = moved?;
+        let numbered: Vec<(usize, Region)> =
+            through.iter().enumerate().map(|(number, at)| (number, tensors[*at].region.clone())).collect();
+        let seen = tally.finish(&self.context, &numbered)?;
+        let mut sums = vec![Vec::new(); tensors.len()];
+        for (at, sum) in straight.into_iter().zip(beside).chain(through.into_iter().zip(seen)) {
+            sums[at] = sum;
+        }
+        Ok((receipt, sums))
+    }
+
+    /// Whether nearly all of a tensor goes past the ring.
+    fn goes_straight(&self, region: &Region, policy: PathPolicy) -> bool {
+        let large = region.len() as u64 >= self.context.limits.straight_bytes_min;
+        region.kind().is_host_accessible() && large && policy != PathPolicy::Require(TransferPath::Staged)
+    }
+
+    /// Refuses tensors that this session cannot read, before anything is made.
+    pub(super) fn ensure_reachable(&self, groups: &[Group]) -> Result<()> {
+        let gpu = self.context.streams.as_ref().map(|streams| MemoryKind::Gpu(streams.gpu().ordinal()));
+        for source in groups.iter().flat_map(|group| &group.tensors) {
+            let kind = source.region.kind();
+            if kind.is_host_accessible() {
+                source.region.host_bytes().map_err(|error| error.with_tensor(&source.spec.name))?;
+            } else if gpu != Some(kind) {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "the tensor lies in a GPU's memory that this session is not for",
+                )
+                .with_tensor(&source.spec.name)
+                .with_hint("use a session built for that device"));
+            }
+        }
+        Ok(())
     }
 }
 
-/// The checksums of every tensor's chunks, group by group, from the caller's memory. (Those of tensors in GPU memory would be
-/// computed where their bytes pass, in the ring, and handed over in the same form.)
-fn checksums(groups: &[Group], chunk_bytes: u64) -> Result<Vec<Vec<Vec<checksum::Checksum>>>> {
-    let of_group = |group: &Group| {
-        let bytes = group.tensors.iter().map(|source| source.region.host_bytes()).collect::<Result<Vec<&[u8]>>>()?;
-        Ok(checksum::of_all(&bytes, chunk_bytes))
-    };
-    groups.iter().map(of_group).collect()
-}
-
-fn fill_in(manifest: &mut Manifest, sources: &[Vec<usize>], mut sums: Vec<Vec<Vec<checksum::Checksum>>>) {
+/// Puts the checksums, which stand in the caller's order, into the manifest.
+fn fill_in(manifest: &mut Manifest, sources: &[Vec<usize>], mut sums: Vec<Vec<Checksum>>) {
     let chunk_bytes = manifest.chunk_bytes;
-    for ((group, sources), sums) in manifest.groups.iter_mut().zip(sources).zip(&mut sums) {
+    let mut first = 0;
+    for (group, sources) in manifest.groups.iter_mut().zip(sources) {
         for (tensor, source) in group.tensors.iter_mut().zip(sources) {
-            tensor.set_chunk_sums(std::mem::take(&mut sums[*source]), chunk_bytes);
+            tensor.set_chunk_sums(std::mem::take(&mut sums[first + source]), chunk_bytes);
         }
+        first += sources.len();
     }
 }

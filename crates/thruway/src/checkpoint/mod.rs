@@ -14,17 +14,23 @@
 //! | what | where |
 //! |---|---|
 //! | what a manifest says, and its rules (pure) | `manifest` |
-//! | checksums by chunk (pure) | `checksum` |
+//! | checksums by chunk (pure), and of what passes in pieces | `checksum`, `tally` |
 //! | which checkpoints stay (pure) | `retention` |
 //! | names in the directory | `names` |
 //! | one at a time | `lock` |
 //! | what a save will write | `plan` |
 //! | save: stage, write, sync, rename | `commit` |
+//! | save beside training: what lies where in the pool (pure) | `layout` |
+//! | … copies into the pool, a save under way, and whose turn it is | `staging`, `flight`, `checkpointer` |
+//! | whether weights are trained at all | `stale` |
 //! | what failed saves left, and taking checkpoints away | `recover` |
 //! | open, restore, verify | `open`, `restore`, `verify` |
 
+mod checkpointer;
 mod checksum;
 mod commit;
+mod flight;
+mod layout;
 mod lock;
 mod manifest;
 mod names;
@@ -33,13 +39,18 @@ mod plan;
 mod recover;
 mod restore;
 mod retention;
+mod staging;
+mod stale;
+mod tally;
 mod verify;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use checkpointer::{Checkpointer, CheckpointerOptions, Hold};
 pub use checksum::Checksum;
 pub use commit::{CheckpointOptions, Group, Saved};
+pub use flight::{Level, Saving};
 pub use manifest::{FileRecord, GroupRecord, Json, MANIFEST, MANIFEST_BYTES_MAX, Manifest, SaveId, TensorRecord, World};
 pub use open::Checkpoint;
 pub use recover::{Pruned, Recovered};

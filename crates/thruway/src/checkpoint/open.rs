@@ -67,6 +67,14 @@ impl Checkpoint {
         &self.manifest
     }
 
+    /// The tensors of a group as a model; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if there is no such group.
+    pub fn model(&self, group: &str) -> Result<Option<&Model>> {
+        self.find(group).map(|(_, model)| model)
+    }
+
     /// A group and its place in the manifest.
     pub(super) fn find(&self, group: &str) -> Result<(&GroupRecord, Option<&Model>)> {
         let found = self.manifest.groups.iter().zip(&self.models).find(|(record, _)| record.name == group);

@@ -1,20 +1,18 @@
-//! Restoring: tensors through the way of every load, and then held against their checksums.
+//! Restoring: tensors through the way of every load, their checksums computed while their bytes pass through the ring, and of what
+//! goes straight to its place, from there.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::sync::Arc;
 
 use super::Checkpoints;
-use super::checksum::{Checksum, Running, chunks};
+use super::checksum::Checksum;
 use super::manifest::{Manifest, TensorRecord};
 use super::open::Checkpoint;
-use crate::base::{Error, ErrorKind, Result, parallel};
+use super::tally::Tally;
+use crate::base::{Error, ErrorKind, Result};
 use crate::io::policy::PathPolicy;
-use crate::memory::Device;
-use crate::model::{LoadOptions, Tensor, Tensors};
+use crate::model::{LoadOptions, Tensors};
 use crate::transfer::{Cancel, Receipt};
-
-/// How much of a tensor in GPU memory is copied to the host at a time to be checked.
-const WINDOW_BYTES: usize = 16 << 20;
 
 /// Tensors of one group.
 #[derive(Debug)]
@@ -148,45 +146,25 @@ impl Checkpoint {
         let Some(model) = model else {
             return Ok(Loaded { tensors: Tensors::default(), receipt: Receipt::default(), unverified: Vec::new() });
         };
-        let (tensors, receipt) = model.load(options)?;
-        let known: HashMap<&str, &TensorRecord> = record.tensors.iter().map(|record| (record.name.as_str(), record)).collect();
+        let place = |record: &TensorRecord| (self.path.join(&self.manifest.files[record.file].name), record.extent());
+        let tally = Arc::new(Tally::new(self.manifest.chunk_bytes, record.tensors.iter().map(place)));
+        let (tensors, receipt) = model.load(options.witness(tally.clone()))?;
+        let known: HashMap<&str, usize> =
+            record.tensors.iter().enumerate().map(|(number, record)| (record.name.as_str(), number)).collect();
         let (mut whole, mut unverified) = (Vec::new(), Vec::new());
         for tensor in tensors.iter() {
             match known.get(tensor.name()) {
-                Some(record) if record.shape == tensor.shape() => whole.push((tensor, *record)),
+                Some(number) if record.tensors[*number].shape == tensor.shape() => whole.push((*number, tensor.region()?)),
                 _ => unverified.push(tensor.name().to_owned()),
             }
         }
-        self.check(&whole)?;
-        Ok(Loaded { tensors, receipt, unverified })
-    }
-
-    /// Holds tensors in memory against their checksums. Of those in host memory the chunks are computed on every processor.
-    fn check(&self, tensors: &[(&Tensor, &TensorRecord)]) -> Result<()> {
-        let chunk_bytes = self.manifest.chunk_bytes;
-        let mut in_host: Vec<(&[u8], &TensorRecord, usize)> = Vec::new();
-        for (tensor, record) in tensors {
-            if tensor.device() == Device::Host {
-                let bytes = tensor.bytes()?;
-                let ranges = chunks(record.bytes, chunk_bytes).map(to_usize);
-                in_host.extend((0..).zip(ranges).map(|(number, range)| (&bytes[range], *record, number)));
-            } else {
-                // A kernel on the GPU, or the ring while the bytes pass through it, would do this faster.
-                let mut running = Running::new(chunk_bytes);
-                tensor.read_by(WINDOW_BYTES, |bytes| running.update(bytes))?;
-                if let Some(number) = first_difference(&running.finish(), record.chunk_sums()) {
-                    return Err(self.mismatch(record, number));
-                }
+        for ((number, _), sums) in whole.iter().zip(tally.finish(&self.context, &whole)?) {
+            let record = &record.tensors[*number];
+            if let Some(chunk) = first_difference(&sums, record.chunk_sums()) {
+                return Err(self.mismatch(record, chunk));
             }
         }
-        let matches = parallel::each(in_host.len(), parallel::processors(), |at| {
-            let (bytes, record, number) = in_host[at];
-            Checksum::of(bytes) == record.chunk_sums()[number]
-        });
-        match matches.iter().position(|matches| !matches) {
-            Some(at) => Err(self.mismatch(in_host[at].1, in_host[at].2)),
-            None => Ok(()),
-        }
+        Ok(Loaded { tensors, receipt, unverified })
     }
 
     /// The error for a chunk that is not what was saved.
@@ -205,9 +183,4 @@ impl Checkpoint {
 /// The first place at which two lists of the same length differ.
 pub(super) fn first_difference(found: &[Checksum], expected: &[Checksum]) -> Option<usize> {
     (0..found.len().max(expected.len())).find(|at| found.get(*at) != expected.get(*at))
-}
-
-fn to_usize(range: Range<u64>) -> Range<usize> {
-    let bound = |value| usize::try_from(value).unwrap_or(usize::MAX);
-    bound(range.start)..bound(range.end)
 }

@@ -73,8 +73,12 @@ impl Driver {
     pub(crate) fn error(&self, code: CUresult, call: &'static str) -> Error {
         let kind = if code == CUDA_ERROR_OUT_OF_MEMORY { ErrorKind::OutOfMemory } else { ErrorKind::Gpu };
         let error = Error::new(kind, format!("{call} failed: {}", self.describe(code))).with("code", code.0);
-        match kind {
-            ErrorKind::OutOfMemory => {
+        match (kind, call) {
+            // Host memory, and pages that may be locked.
+            (ErrorKind::OutOfMemory, "cuMemHostRegister") => error.with_hint(
+                "raise the limit of locked memory (`ulimit -l`), or pin less: a smaller pool, or a lower THRUWAY_RING_SIZE",
+            ),
+            (ErrorKind::OutOfMemory, _) => {
                 error.with_hint("free GPU memory (`nvidia-smi` shows who holds it), or load fewer tensors at a time")
             }
             _ => error,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use thruway_sys::cuda::{
-    CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING, CUDA_MEMCPY2D, CUstream,
+    CU_EVENT_WAIT_DEFAULT, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_NON_BLOCKING,
+    CUDA_MEMCPY2D, CUstream,
 };
 
 use super::event::{Event, Events};
@@ -28,9 +29,17 @@ impl CallerStream {
     /// Waits until what is in the stream by now is done.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if the stream is being captured into a graph, where nothing is ever done;
-    /// [`Gpu`](ErrorKind::Gpu) if the driver fails, or something in the stream has failed.
+    /// As [`mark`](Self::mark), and if something in the stream has failed.
     pub fn wait(self, gpu: &Arc<Gpu>) -> Result<()> {
+        self.mark(gpu)?.wait()
+    }
+
+    /// Marks the end of what is in the stream by now.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the stream is being captured into a graph, where nothing is ever done;
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub fn mark(self, gpu: &Arc<Gpu>) -> Result<Event> {
         let (_current, handle) = (gpu.current()?, self.0 as CUstream);
         let mut status = CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive by the promise of `from_handle`; the pointer is to a local that lives through the call; a
@@ -45,8 +54,23 @@ impl CallerStream {
         // SAFETY: as above; the event is alive, and of the same context.
         let code = unsafe { (gpu.cuda().cuEventRecord)(mark.handle(), handle) };
         gpu.driver().check(code, "cuEventRecord")?;
-        mark.wait()
+        Ok(mark)
     }
+
+    /// Lets what is put into the stream from now on wait, on the GPU, for what the event marks.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails: a stream that is being captured takes no events of others.
+    pub fn hold_until(self, gpu: &Arc<Gpu>, event: &Event) -> Result<()> {
+        let _current = gpu.current()?;
+        wait_for(gpu, self.0 as CUstream, event)
+    }
+}
+
+fn wait_for(gpu: &Gpu, stream: CUstream, event: &Event) -> Result<()> {
+    // SAFETY: both handles are alive: the event by its reference, the stream by the promise of `from_handle` or as our own.
+    let code = unsafe { (gpu.cuda().cuStreamWaitEvent)(stream, event.handle(), CU_EVENT_WAIT_DEFAULT) };
+    gpu.driver().check(code, "cuStreamWaitEvent")
 }
 
 /// Equally long pieces of memory that lie equally far apart.
@@ -162,6 +186,14 @@ impl Stream {
         // SAFETY: the caller's promise.
         let code = unsafe { (self.gpu.cuda().cuMemcpyDtoDAsync_v2)(to, from, bytes, self.handle) };
         self.gpu.driver().check(code, "cuMemcpyDtoDAsync")
+    }
+
+    /// Lets what is queued from now on wait, on the GPU, for what the event marks.
+    ///
+    /// # Errors
+    /// [`Gpu`](crate::ErrorKind::Gpu) if the driver fails.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        wait_for(&self.gpu, self.handle, event)
     }
 
     /// Marks the end of what is queued so far.

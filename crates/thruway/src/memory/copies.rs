@@ -159,6 +159,25 @@ impl Copies {
         Ok(())
     }
 
+    /// Lets copies to the host that are queued from now on wait, on the GPU, for what the event marks.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub(crate) fn begin_after(&self, event: &Event) -> Result<()> {
+        self.streams.as_ref().map_or(Ok(()), |streams| streams.to_host.wait_for(event))
+    }
+
+    /// Marks the end of all copies to the host so far, for other streams to wait for. `None` without a GPU.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub(crate) fn mark_to_host(&mut self) -> Result<Option<Event>> {
+        let Some(streams) = &self.streams else { return Ok(None) };
+        let event = self.events.take(&streams.gpu)?;
+        streams.to_host.record(&event)?;
+        Ok(Some(event))
+    }
+
     /// The point after all copies so far.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ mod gpu;
 mod host;
 mod peer;
 mod pinned;
+mod pool;
 mod region;
 mod ring;
 
@@ -27,6 +28,8 @@ pub(crate) use host::HostBlock;
 pub use host::HostBuffer;
 pub use peer::{PeerBuffer, PeerMemory};
 pub use pinned::PinnedSlabs;
+pub(crate) use pool::copy_to_pool;
+pub use pool::{PoolBlock, StagingPool};
 pub(crate) use region::Filling;
 pub use region::{Access, Region, Registration};
 pub use ring::{Ring, RingSettings, Slot};

@@ -36,9 +36,9 @@ impl PinnedBlock {
         // SAFETY: the range is a mapping of our own, which is unmapped only once it is unpinned.
         let pinned = unsafe { gpu.pin(block.address(), len) };
         pinned.map_err(|error: Error| {
-            error
-                .with("bytes", ByteSize(len as u64))
-                .with_hint("raise the limit of locked memory (`ulimit -l`), or lower THRUWAY_RING_SIZE")
+            error.with("bytes", ByteSize(len as u64)).with_hint(
+                "raise the limit of locked memory (`ulimit -l`), or pin less: a smaller pool, or a lower THRUWAY_RING_SIZE",
+            )
         })?;
         Ok(Self { block: ManuallyDrop::new(block), gpu: Arc::clone(gpu) })
     }

@@ -288,6 +288,17 @@ impl Slot {
         }
     }
 
+    /// Shows bytes of the slot, if they lie where the processor reaches them. For whoever holds the slot and knows that neither
+    /// an engine nor a copy writes to it now.
+    pub(crate) fn look_at(&self, range: Range<usize>, show: impl FnOnce(&[u8])) {
+        let bytes = self.region().slice(range);
+        if bytes.kind().is_host_accessible() {
+            // SAFETY: the claim keeps the block, which is valid for reads (contract of `Memory`). The slot's bytes are written by
+            // its holder's engine and copies alone, and the holder, whose lane this is, has none under way that does.
+            show(unsafe { std::slice::from_raw_parts(bytes.address() as *const u8, bytes.len()) });
+        }
+    }
+
     /// Gives the slot up: its memory is never used again, because the kernel or a GPU may still use it.
     pub(crate) fn lose(mut self) {
         if let Some(region) = self.region.take() {

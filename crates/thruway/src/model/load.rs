@@ -23,7 +23,7 @@ use crate::cuda::CallerStream;
 use crate::io::Direction;
 use crate::io::policy::PathPolicy;
 use crate::memory::{Buffer, Region};
-use crate::transfer::{Batch, Cancel, Move, Progress, Receipt, TransferOptions, run_batches};
+use crate::transfer::{Batch, Cancel, Move, Progress, Receipt, TransferOptions, Witness, run_batches};
 
 /// What the address of a tensor in host memory is a multiple of, at least: the longest element. Most files of other writers
 /// keep to it and to no more (their headers end at any multiple of 8), so with a larger one most large tensors could not come
@@ -165,6 +165,13 @@ impl LoadOptions {
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.transfer.progress = Some(progress);
+        self
+    }
+
+    /// Shown what passes through the ring.
+    #[must_use]
+    pub fn witness(mut self, witness: Arc<dyn Witness>) -> Self {
+        self.transfer.witness = Some(witness);
         self
     }
 

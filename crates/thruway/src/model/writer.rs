@@ -173,6 +173,16 @@ impl Writer {
         Ok(Move { file: Arc::clone(&self.files[*file].file), extent, region, direction: Direction::Write })
     }
 
+    /// Where the file with this number is staged.
+    pub(crate) fn path(&self, file: usize) -> &Path {
+        &self.files[file].file.path
+    }
+
+    /// The move that writes a stretch of the file with this number from `region`.
+    pub(crate) fn stretch(&self, file: usize, extent: Extent, region: Region) -> Move {
+        Move { file: Arc::clone(&self.files[file].file), extent, region, direction: Direction::Write }
+    }
+
     /// Names the tensor that lies at the offset of a failure, and the file by its final name.
     pub(crate) fn name_tensor(&self, error: Error) -> Error {
         let offset = error.context("offset").and_then(|offset| offset.parse::<u64>().ok());

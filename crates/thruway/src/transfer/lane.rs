@@ -377,6 +377,7 @@ impl<'a, 'b> Lane<'a, 'b> {
         let Flight { chunk, slot } = &flight;
         if let (Placement::ThroughRing(pieces), Some(slot), Direction::Read) = (&chunk.placement, slot, chunk.direction) {
             let queued = plan::rows(pieces).try_for_each(|rows| hop(&mut self.copies, slot, rows));
+            self.show(&flight);
             match queued.and_then(|()| self.copies.fence()) {
                 Ok(fence) if fence.is_trivial() => {}
                 Ok(fence) => {
@@ -391,8 +392,25 @@ impl<'a, 'b> Lane<'a, 'b> {
                 }
             }
         }
+        if flight.chunk.direction == Direction::Write {
+            self.show(&flight);
+        }
         self.count(flight);
         Ok(())
+    }
+
+    /// Shows the witness what lies in a chunk's slot. Nobody writes there: the engine is done with it, and copies only leave it.
+    fn show(&self, flight: &Flight) {
+        let (Some(witness), Placement::ThroughRing(pieces), Some(slot)) =
+            (&self.shared.options.witness, &flight.chunk.placement, &flight.slot)
+        else {
+            return;
+        };
+        let known = self.shared.file(flight.chunk.file);
+        for piece in pieces {
+            let offset = flight.chunk.extent.offset + piece.at as u64;
+            slot.look_at(piece.at..piece.at + piece.region.len(), |bytes| witness.passed(&known.file.path, offset, bytes));
+        }
     }
 
     /// Accounts for a chunk that is done.

@@ -16,12 +16,15 @@ pub mod plan;
 mod queue;
 mod receipt;
 pub mod verify;
+mod witness;
 
 pub use explain::Explanation;
 pub(crate) use explain::explain_batches;
 pub(crate) use pipeline::{Batch, run_batches};
 pub use pipeline::{Cancel, Peer, Progress, TransferContext, TransferOptions, run};
 pub use receipt::{FileReceipt, Part, Receipt};
+pub use witness::Witness;
+pub(crate) use witness::look_at;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ use super::lane::Lane;
 use super::plan::{self, Chunk, Limits, Placement};
 use super::queue::Queue;
 use super::receipt::{FileReceipt, Part, Receipt};
-use super::{FileRef, Move};
+use super::{FileRef, Move, Witness};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Processors, Result};
 use crate::cuda::CallerStream;
 use crate::io::direct::{DirectPath, Reach};
@@ -107,6 +107,8 @@ pub struct TransferOptions {
     /// batch's bytes are moved: kernels that still use the memory, or that write what is to be saved. Without one the caller
     /// has waited for such work.
     pub after: Option<CallerStream>,
+    /// Shown what passes through the ring.
+    pub witness: Option<Arc<dyn Witness>>,
 }
 
 impl fmt::Debug for TransferOptions {
