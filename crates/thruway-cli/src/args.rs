@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say whether there is a direct path between storage and GPUs, and what is in the way. Changes nothing.
     Doctor(DoctorArgs),
+    /// Draw the machine: sockets, PCIe switches, GPUs, drives, network cards, and which GPU and which mount belong together.
+    Topo(TopoArgs),
     /// Write and read scratch bytes by every path there is, compare them, and say whether the direct path is proven.
     VerifyDirect(VerifyDirectArgs),
     /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
@@ -82,6 +84,24 @@ pub(crate) struct DoctorArgs {
     /// Show what is well and what does not apply, too.
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway topo
+  thruway topo /mnt/nvme /data --svg machine.svg
+  thruway topo --from machine.txt --json            of a capture that `thruway doctor --capture` wrote")]
+pub(crate) struct TopoArgs {
+    /// Directories or files on the storage in question [default: the mounts of block devices].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Draw it as a picture, too, in this new file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Draw a captured machine, or one whose /proc and /sys lie in a directory, instead of this one.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) from: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

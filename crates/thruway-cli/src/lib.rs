@@ -8,6 +8,7 @@
 mod args;
 mod command;
 mod escape;
+mod facts;
 mod link;
 mod machine;
 mod measure;
