@@ -16,6 +16,7 @@ mod output;
 mod place;
 mod roofline;
 mod scratch;
+mod settings_file;
 mod stop;
 mod synthetic;
 

@@ -6,6 +6,7 @@ use thruway::Result;
 use thruway::doctor::examine;
 use thruway::doctor::facts::Recorder;
 use thruway::doctor::report::{Finding, Health, Report, Verdict};
+use thruway::doctor::setup::Plan;
 use thruway::doctor::topology::Topology;
 
 use crate::args::DoctorArgs;
@@ -35,8 +36,9 @@ fn here(args: &DoctorArgs, output: &Output) -> Result<Report> {
     let Some(file) = &args.capture else { return Ok(examine(&live, &paths)) };
     let recorder = Recorder::new(live);
     let report = examine(&recorder, &paths);
-    // A capture serves `topo` as well.
+    // A capture serves `topo` and `setup` as well.
     drop(Topology::examine(&recorder, &[]));
+    drop(Plan::draw(&recorder, &paths, None));
     let mut capture = recorder.capture();
     capture.keep_places(&paths);
     write_new(file, &capture.to_text())?;

@@ -12,6 +12,7 @@ pub mod machine;
 pub mod parse;
 pub mod report;
 mod route;
+pub mod setup;
 pub mod topology;
 
 use facts::{Facts, Kind};

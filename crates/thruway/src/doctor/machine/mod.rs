@@ -1,6 +1,7 @@
 //! The machine as values: what several checks need, read once.
 
 mod gpus;
+mod modules;
 mod network;
 mod pci;
 mod settings;
@@ -12,6 +13,7 @@ use super::parse::nvidia::{self, CudaSurvey, DriverVersion};
 use super::parse::{Version, value};
 
 pub use gpus::{Gpu, Line};
+pub use modules::{is_loaded, nvidia_fs_is_installed};
 pub use network::{Nic, RdmaPort};
 pub use pci::{Controller, Link, PciDevice, links};
 pub use settings::{CufileConfig, CufileLibrary};
