@@ -19,10 +19,11 @@ Examples:
   thruway checkpoint list runs/7b
   thruway bench --size 4GB --json
   thruway doctor /mnt/nvme                      is there a direct path to a GPU, and what is in the way
+  thruway setup /mnt/nvme                       what is missing for one; --apply carries it out
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
 Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
-3 (doctor, verify-direct) by a slower path,
+3 (doctor, setup, verify-direct) by a slower path,
 130 stopped by SIGINT, SIGTERM or SIGHUP.
 A path that begins with a dash goes behind `--`.";
 
@@ -57,6 +58,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say whether there is a direct path between storage and GPUs, and what is in the way. Changes nothing.
     Doctor(DoctorArgs),
+    /// Say, step by step, what is missing for a direct path, and with --apply do it.
+    Setup(SetupArgs),
+    /// Draw the machine: sockets, PCIe switches, GPUs, drives, network cards, and which GPU and which mount belong together.
+    Topo(TopoArgs),
     /// Write and read scratch bytes by every path there is, compare them, and say whether the direct path is proven.
     VerifyDirect(VerifyDirectArgs),
     /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
@@ -85,6 +90,53 @@ pub(crate) struct DoctorArgs {
     /// Show what is well and what does not apply, too.
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+For Ubuntu, Debian, the RHEL family and SLES. Without --apply nothing is changed. With it each step is asked for; the first
+failure ends it, and every file is as it was before. Of a file that is replaced the old one stays beside it, as FILE.old.
+In a container it says what belongs on the host. Exit status: 0 the plan, or the steps carried out; 3 no direct path can be
+opened by it; 1 a step failed; after --apply, without a restart to wait for, that of the doctor.
+
+Examples:
+  thruway setup /mnt/nvme
+  sudo thruway setup /mnt/nvme --apply
+  thruway setup --from machine.txt                  what another machine lacks")]
+pub(crate) struct SetupArgs {
+    /// Directories or files on the storage in question [default: the current directory, or those of the capture].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Carry the steps out, each after a question.
+    #[arg(long)]
+    pub(crate) apply: bool,
+    /// Do not ask.
+    #[arg(long, requires = "apply")]
+    pub(crate) yes: bool,
+    /// Set up the system whose files lie below this directory, by way of chroot; loads no module.
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub(crate) root: Option<PathBuf>,
+    /// Plan for a captured machine instead of this one.
+    #[arg(long, value_name = "FILE|DIR", conflicts_with = "apply")]
+    pub(crate) from: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway topo
+  thruway topo /mnt/nvme /data --svg machine.svg
+  thruway topo --from machine.txt --json            of a capture that `thruway doctor --capture` wrote")]
+pub(crate) struct TopoArgs {
+    /// Directories or files on the storage in question [default: the mounts of block devices].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Draw it as a picture, too, in this new file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Draw a captured machine, or one whose /proc and /sys lie in a directory, instead of this one.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) from: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

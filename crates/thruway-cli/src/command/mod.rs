@@ -9,6 +9,8 @@ mod doctor;
 mod explain;
 mod inspect;
 mod load;
+mod setup;
+mod topo;
 mod verify;
 mod verify_direct;
 
@@ -30,6 +32,8 @@ pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
         Command::Checkpoint(args) => checkpoint::run(args, &output),
         Command::Bench(args) => bench::run(args, &output, again),
         Command::Doctor(args) => doctor::run(args, &output),
+        Command::Setup(args) => setup::run(args, &output),
+        Command::Topo(args) => topo::run(args, &output),
         Command::VerifyDirect(args) => verify_direct::run(args, &output),
         Command::Config(args) => config::run(args, &output),
     };

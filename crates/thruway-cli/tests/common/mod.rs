@@ -50,6 +50,11 @@ impl Run {
         self
     }
 
+    /// The command line must have made no sense.
+    pub(crate) fn assert_usage(&self) {
+        assert_eq!(self.status, Some(2), "{self:?}");
+    }
+
     /// Fails if a terminal could obey anything of what was printed.
     pub(crate) fn assert_safe_for_terminals(&self) {
         let obeyed = |c: &char| (c.is_control() && *c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -137,7 +142,8 @@ impl CuFileMachine {
     }
 }
 
-fn run_command<A: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = A>) -> Run {
+/// As [`run`], of a command made ready by the test.
+pub(crate) fn run_command<A: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = A>) -> Run {
     let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start");
     let reader = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
