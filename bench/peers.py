@@ -205,6 +205,13 @@ def drop_page_cache(files: list[Path]) -> None:
         raise RuntimeError(f"the page cache keeps {left} bytes of the model")
 
 
+def mapped(part: str) -> list[str]:
+    """The files in this process's memory whose names have this part: which library was loaded after all."""
+    lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = {line[5] for line in lines if len(line) == 6}
+    return sorted(path for path in paths if part in Path(path).name)
+
+
 def expected_bytes(files: list[Path]) -> dict[str, int]:
     """The tensors that the files hold, and their lengths, by this script's own reading of the headers."""
     lengths = {}
@@ -321,6 +328,7 @@ def load(name: str, files: list[Path], args: argparse.Namespace) -> dict:
         "tensors": max(counts),
         "peak_host_bytes": host.grown(),
         "taken": taken(receipt.to_dict() for receipt in peer.receipts),
+        "cufile": mapped("libcufile.so"),
     }
     if device is not None:
         run(device.watched())

@@ -1,10 +1,11 @@
 //! A load under way. Python allocates what a GPU's tensors need, some at a time, and makes tensors of it while bytes move.
 //!
 //! ```text
-//! this thread   next ─► [what to allocate] ─► give ─► (makes tensors) ─► next ─► … ─► next: None
+//! this thread   next ─► [what to allocate] ─► give ─► block: makes tensors, until it asks again ─► next ─► … ─► next: None
 //! the load's         ─────── waits ───────►  moves bytes into them  ───►  …     ─► the receipt
 //! ```
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -12,6 +13,7 @@ use std::thread::JoinHandle;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
 use thruway::checkpoint::Checkpoint;
 use thruway::cuda::{CallerStream, Gpu};
 use thruway::model::{Allocation, ModelEntry};
@@ -71,15 +73,21 @@ enum Event {
     Done(thruway::Result<(Tensors, thruway::Receipt)>),
 }
 
-/// What [`Loading::next`] gives: for each allocation its bytes, and of each tensor in it name, dtype, shape, offset, bytes.
-type Request = Vec<(usize, Vec<(String, &'static str, Vec<u64>, usize, usize)>)>;
+/// A tensor's name, dtype, shape, and its offset and bytes in the block that it lies in. Neighbours of one shape share it.
+type PlacedTensor<'py> = (Bound<'py, PyString>, &'static str, Bound<'py, PyTuple>, usize, usize);
 
 struct State {
     events: Receiver<Event>,
+    /// What the load's thread has said and nobody has heard.
+    unheard: Option<Event>,
     /// Takes the memory that was asked for; gone when no more is wanted.
     give: Option<SyncSender<Vec<Buffer>>>,
-    /// The bytes of each allocation that was asked for.
-    asked: Vec<usize>,
+    /// The allocations that were asked for.
+    asked: Vec<Allocation>,
+    /// Those that were given, each with what was given, until it is asked which tensors lie there.
+    given: VecDeque<(Py<PyAny>, Allocation)>,
+    /// The tensors that have memory.
+    placed: usize,
     thread: Option<JoinHandle<()>>,
     done: Option<(Tensors, thruway::Receipt)>,
     failed: Option<PyErr>,
@@ -138,7 +146,17 @@ impl Loading {
         let its_origin = origin.clone();
         // Nobody may be left to hear of it.
         let thread = running::start(move || drop(tell.send(Event::Done(its_origin.load(options)))))?;
-        let state = State { events, give, asked: Vec::new(), thread: Some(thread), done: None, failed: None };
+        let state = State {
+            events,
+            unheard: None,
+            give,
+            asked: Vec::new(),
+            given: VecDeque::new(),
+            placed: 0,
+            thread: Some(thread),
+            done: None,
+            failed: None,
+        };
         Ok(Self {
             origin,
             gpu: session.gpu().cloned(),
@@ -160,23 +178,13 @@ impl Loading {
             Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err("another thread waits for this load")),
         }
     }
-
-    fn request(&self, wanted: &[Allocation]) -> Request {
-        let places = |allocation: &Allocation| {
-            let place = |place: &thruway::model::Place| {
-                let entry = &self.origin.entries()[place.entry];
-                (entry.name.clone(), entry.dtype.name(), place.shape.clone(), place.range.start, place.range.len())
-            };
-            (allocation.bytes, allocation.places.iter().map(place).collect())
-        };
-        wanted.iter().map(places).collect()
-    }
 }
 
 #[pymethods]
 impl Loading {
-    /// Waits until memory is wanted, and says how much and for what; `None` when the load is done. Raises its failure.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Request>> {
+    /// Waits until memory is wanted, and says how many bytes of it for each allocation; `None` when the load is done. Raises
+    /// its failure.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<usize>>> {
         let _inside = process::enter(py)?;
         let mut state = self.state()?;
         if state.done.is_some() {
@@ -186,10 +194,13 @@ impl Loading {
             return Err(failed.clone_ref(py));
         }
         let tick = |py: Python<'_>| running::tell_progress(py, self.progress.as_ref(), self.moved.load(Ordering::Relaxed));
-        let event = running::receive(py, &mut state.events, tick);
+        let event = match state.unheard.take() {
+            Some(event) => Ok(event),
+            None => running::receive(py, &mut state.events, tick),
+        };
         if let Ok(Event::Allocate(wanted)) = event {
-            state.asked = wanted.iter().map(|allocation| allocation.bytes).collect();
-            return Ok(Some(self.request(&wanted)));
+            state.asked = wanted;
+            return Ok(Some(state.asked.iter().map(|allocation| allocation.bytes).collect()));
         }
         state.end(py, &self.cancel);
         let result = event.and_then(|event| match event {
@@ -207,22 +218,58 @@ impl Loading {
         Ok(None)
     }
 
-    /// Hands over the GPU memory that [`next`](Self::next) asked for: of each allocation its address and what keeps it.
-    fn give(&self, memory: Vec<(u64, Py<PyAny>)>) -> PyResult<()> {
+    /// Whether [`next`](Self::next) would not have to wait: the load may be waiting for memory.
+    fn asks(&self) -> PyResult<bool> {
         let mut state = self.state()?;
+        if state.unheard.is_none() {
+            state.unheard = state.events.try_recv().ok();
+        }
+        Ok(state.unheard.is_some())
+    }
+
+    /// How many tensors have memory.
+    #[getter]
+    fn placed(&self) -> PyResult<usize> {
+        Ok(self.state()?.placed)
+    }
+
+    /// The next of the blocks of memory that were given, and the tensors that lie in it; their bytes may be on the way.
+    fn block<'py>(&self, py: Python<'py>) -> PyResult<Option<(Py<PyAny>, Vec<PlacedTensor<'py>>)>> {
+        let Some((memory, allocation)) = self.state()?.given.pop_front() else { return Ok(None) };
+        let entries = self.origin.entries();
+        let mut tensors: Vec<PlacedTensor<'py>> = Vec::with_capacity(allocation.places.len());
+        let mut before: Option<&[u64]> = None;
+        for place in &allocation.places {
+            let shape = match tensors.last() {
+                Some((_, _, shape, ..)) if before == Some(&place.shape) => shape.clone(),
+                _ => PyTuple::new(py, &place.shape)?,
+            };
+            before = Some(&place.shape);
+            let entry = &entries[place.entry];
+            tensors.push((PyString::new(py, &entry.name), entry.dtype.name(), shape, place.range.start, place.range.len()));
+        }
+        Ok(Some((memory, tensors)))
+    }
+
+    /// Hands over the GPU memory that [`next`](Self::next) asked for: of each allocation its address and what keeps it.
+    fn give(&self, py: Python<'_>, memory: Vec<(u64, Py<PyAny>)>) -> PyResult<()> {
+        let mut guard = self.state()?;
+        let state = &mut *guard;
         if state.asked.len() != memory.len() {
             return Err(PyValueError::new_err(format!("{} allocations are wanted, not {}", state.asked.len(), memory.len())));
         }
-        let asked = std::mem::take(&mut state.asked);
         let (Some(gpu), Some(give)) = (&self.gpu, &state.give) else {
             return Err(PyRuntimeError::new_err("this load wants no memory"));
         };
-        let lend = |((address, keep), bytes): ((u64, Py<PyAny>), usize)| -> Buffer {
+        let mut buffers = Vec::with_capacity(memory.len());
+        for ((address, keep), allocation) in memory.into_iter().zip(state.asked.drain(..)) {
+            state.placed += allocation.places.len();
+            let kept = Box::new(keep.clone_ref(py));
             // SAFETY: the package passes the address of a tensor of just these bytes that it has allocated on this GPU for
             // this load, and the tensor itself; nobody else has it before the load is done.
-            unsafe { GpuBuffer::lent(gpu, address, bytes, Box::new(keep)) }.into()
-        };
-        let buffers = memory.into_iter().zip(asked).map(lend).collect();
+            buffers.push(unsafe { GpuBuffer::lent(gpu, address, allocation.bytes, kept) }.into());
+            state.given.push_back((keep, allocation));
+        }
         // There is room for what was asked for. The load may have failed meanwhile: `next` tells.
         drop(give.try_send(buffers));
         Ok(())
@@ -249,6 +296,7 @@ impl Loading {
         let _inside = process::enter(py)?;
         if let Ok(mut state) = self.state() {
             state.end(py, &self.cancel);
+            state.given.clear();
         }
         Ok(())
     }
@@ -264,6 +312,7 @@ impl State {
         let Some(thread) = self.thread.take() else { return };
         cancel.cancel();
         self.give = None;
+        self.unheard = None;
         // It may wait for its last word to be heard.
         while self.events.recv().is_ok() {}
         // A panic there was told by what it did not say.

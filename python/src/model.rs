@@ -51,6 +51,12 @@ impl Model {
         self.model.entries().len()
     }
 
+    /// The bytes of all tensors.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.model.bytes()
+    }
+
     /// The tensors, file by file in the order of their bytes.
     fn entries(&self) -> Vec<Entry> {
         let entry = |entry: &thruway::model::ModelEntry| {

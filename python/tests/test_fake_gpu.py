@@ -78,15 +78,15 @@ class Gpu:
     def current_stream(self, memory: str) -> int:
         return 0
 
-    def allocate(self, loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:
+    def allocate(self, wanted: list[int], memory: str) -> list[tuple[int, Memory]]:
         if self.allocations_left < len(wanted):
             raise MemoryError("the GPU is full")
         self.allocations_left -= len(wanted)
-        blocks = [Memory(self, nbytes) for nbytes, _ in wanted]
-        loading.give([(block.address, block) for block in blocks])
-        for block, (_, places) in zip(blocks, wanted, strict=True):
-            for name, _, _, offset, nbytes in places:
-                tensors[name] = (block, offset, nbytes)
+        return [(block.address, block) for block in (Memory(self, nbytes) for nbytes in wanted)]
+
+    def make(self, block: Memory, places: list[Any], tensors: dict[str, Any]) -> None:
+        for name, _, _, offset, nbytes in places:
+            tensors[name] = (block, offset, nbytes)
 
     def fill(self, memory: Memory, value: int, times: int) -> None:
         """Queues work on the default stream."""

@@ -28,7 +28,7 @@ from thruway._errors import (
     TruncatedError,
     UnsupportedError,
 )
-from thruway._open import TensorMeta, safe_open
+from thruway._open import Slice, TensorMeta, safe_open
 from thruway._prefetch import PrefetchLoader
 from thruway._raw import TensorSpec, deserialize, serialize, serialize_file
 from thruway._thruway import Receipt, __version__, device_count
@@ -54,6 +54,7 @@ __all__ = [
     "PrefetchLoader",
     "Receipt",
     "SafetensorError",
+    "Slice",
     "StorageError",
     "TensorMeta",
     "TensorSpec",

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from thruway._errors import InvalidInputError, UnsupportedError
-from thruway._thruway import Loading
 
 _DTYPES = {
     "BOOL": "bool",
@@ -90,6 +89,6 @@ def current_stream(memory: str) -> None:
     """None: there is no GPU."""
 
 
-def allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:
+def allocate(wanted: list[int], memory: str) -> list[tuple[int, object]]:
     """Never asked for: `place` gives host memory only."""
     raise UnsupportedError("numpy has no GPU memory")

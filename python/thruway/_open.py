@@ -20,6 +20,9 @@ _Entry = tuple[str, str, list[int], int, int, int]
 # Device, address, bytes, and what keeps them.
 Bytes = tuple[str, int, int, object]
 
+# Of a tensor in a block of memory: name, dtype, shape, offset, bytes.
+Placed = tuple[str, str, tuple[int, ...], int, int]
+
 if TYPE_CHECKING:
     from thruway._prefetch import PrefetchLoader
 
@@ -110,7 +113,8 @@ class safe_open:
         try:
             return self._entries[name]
         except KeyError:
-            raise InvalidInputError(f"File does not contain tensor {name}") from None
+            hint = _select.near(name, self._entries)
+            raise InvalidInputError(f"File does not contain tensor {name}", hint=hint) from None
 
     def keys(self) -> list[str]:
         """The names, sorted."""
@@ -272,24 +276,39 @@ class Load:
 
     def place(self, count: int) -> None:
         """Returns when `count` tensors have memory, or at once in host memory, which needs none beforehand."""
-        while self._memory != "host" and len(self._tensors) < count and self._more():
+        while self._memory != "host" and self._loading.placed < count and self._gave():
             pass
 
-    def _more(self) -> bool:
+    def _gave(self) -> bool:
+        """Waits until the load wants memory, and gives it; or until the load is done."""
         try:
             wanted = self._loading.next()
-            if wanted is None:
-                return False
-            self._framework.allocate(self._loading, wanted, self._memory, self._tensors)
-            return True
+            if wanted is not None:
+                self._loading.give(self._framework.allocate(wanted, self._memory))
+            return wanted is not None
         except BaseException:
             # Who keeps the exception keeps this frame, and would keep the load and its memory with it.
             self.cancel()
             raise
 
+    def _make(self) -> bool:
+        """Makes the tensors of a block of memory, if there is one for which that was not done."""
+        try:
+            block = self._loading.block()
+            if block is not None:
+                self._framework.make(*block, self._tensors)
+            return block is not None
+        except BaseException:
+            self.cancel()
+            raise
+
     def wait(self) -> tuple[dict[str, Any], Receipt]:
         """The tensors, in the order of their bytes, and what the load did."""
-        while self._more():
+        while self._gave():
+            # Tensors are made while their bytes are on the way, but for memory the load would stand still.
+            while not self._loading.asks() and self._make():
+                pass
+        while self._make():
             pass
         if self._memory == "host":
             self._tensors = {one.name: _owned(self._framework, one) for one in self._loading.tensors()}

@@ -13,6 +13,7 @@ from thruway._errors import InvalidInputError
 Progress = bool | Callable[[int], object] | None
 
 _BETWEEN_SECONDS = 0.1
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @contextlib.contextmanager
@@ -52,4 +53,5 @@ class _Line:
 
     def _text(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
-        return f"{self._moved / 1e9:.2f} of {self._total / 1e9:.2f} GB, {self._moved / seconds / 1e9:.2f} GB/s "
+        unit, name = next((one for one in _UNITS if self._total >= one[0]), _UNITS[-1])
+        return f"{self._moved / unit:.2f} of {self._total / unit:.2f} {name}, {self._moved / seconds / 1e9:.2f} GB/s "

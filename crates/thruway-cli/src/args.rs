@@ -12,16 +12,18 @@ const EXAMPLES: &str = "\
 Examples:
   thruway demo                                  see it work on this machine, end to end
   thruway load model/ --digest                  load a model and print the digest of each tensor
+  thruway explain model/                        which way each file's bytes would go, and why
   thruway copy model/ fast/ --max-shard-size 5GB
   thruway inspect model.safetensors
   thruway verify copy/ --against model/
   thruway checkpoint list runs/7b
   thruway bench --size 4GB --json
   thruway doctor /mnt/nvme                      is there a direct path to a GPU, and what is in the way
+  thruway setup /mnt/nvme                       what is missing for one; --apply carries it out
 
 Sizes: kB, MB, GB, TB count in thousands; KiB, MiB, GiB, TiB (and K, M, G, T) in powers of 1024.
 Exit status: 0 fine, 1 failed or a check found a fault, 2 the command line made no sense,
-3 (doctor, verify-direct) by a slower path,
+3 (doctor, setup, verify-direct) by a slower path,
 130 stopped by SIGINT, SIGTERM or SIGHUP.
 A path that begins with a dash goes behind `--`.";
 
@@ -42,6 +44,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Load a model into memory and say how it went.
     Load(LoadArgs),
+    /// Say of each file of a model which path a load would take, and why. Loads nothing.
+    Explain(ExplainArgs),
     /// Copy a model, laid out for fast loading; as one file, as it is sharded, or sharded anew.
     Copy(CopyArgs),
     /// List the tensors, the files and the metadata of a model. Reads headers only.
@@ -54,6 +58,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say whether there is a direct path between storage and GPUs, and what is in the way. Changes nothing.
     Doctor(DoctorArgs),
+    /// Say, step by step, what is missing for a direct path, and with --apply do it.
+    Setup(SetupArgs),
+    /// Draw the machine: sockets, PCIe switches, GPUs, drives, network cards, and which GPU and which mount belong together.
+    Topo(TopoArgs),
     /// Write and read scratch bytes by every path there is, compare them, and say whether the direct path is proven.
     VerifyDirect(VerifyDirectArgs),
     /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
@@ -82,6 +90,53 @@ pub(crate) struct DoctorArgs {
     /// Show what is well and what does not apply, too.
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+For Ubuntu, Debian, the RHEL family and SLES. Without --apply nothing is changed. With it each step is asked for; the first
+failure ends it, and every file is as it was before. Of a file that is replaced the old one stays beside it, as FILE.old.
+In a container it says what belongs on the host. Exit status: 0 the plan, or the steps carried out; 3 no direct path can be
+opened by it; 1 a step failed; after --apply, without a restart to wait for, that of the doctor.
+
+Examples:
+  thruway setup /mnt/nvme
+  sudo thruway setup /mnt/nvme --apply
+  thruway setup --from machine.txt                  what another machine lacks")]
+pub(crate) struct SetupArgs {
+    /// Directories or files on the storage in question [default: the current directory, or those of the capture].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Carry the steps out, each after a question.
+    #[arg(long)]
+    pub(crate) apply: bool,
+    /// Do not ask.
+    #[arg(long, requires = "apply")]
+    pub(crate) yes: bool,
+    /// Set up the system whose files lie below this directory, by way of chroot; loads no module.
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    pub(crate) root: Option<PathBuf>,
+    /// Plan for a captured machine instead of this one.
+    #[arg(long, value_name = "FILE|DIR", conflicts_with = "apply")]
+    pub(crate) from: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  thruway topo
+  thruway topo /mnt/nvme /data --svg machine.svg
+  thruway topo --from machine.txt --json            of a capture that `thruway doctor --capture` wrote")]
+pub(crate) struct TopoArgs {
+    /// Directories or files on the storage in question [default: the mounts of block devices].
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Draw it as a picture, too, in this new file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Draw a captured machine, or one whose /proc and /sys lie in a directory, instead of this one.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) from: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -187,6 +242,10 @@ pub(crate) struct LoadArgs {
     /// Path that the bytes must take: auto, direct, staged or cached. What cannot be had is an error.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
+    /// Measured rates that the choice of path follows, as `thruway bench --save-profile` writes them [default: none, or what
+    /// THRUWAY_PROFILE names].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
     /// Print the SHA-256 digest of each tensor, as it lies in memory, on standard output, and all else on standard error.
     #[arg(long)]
     pub(crate) digest: bool,
@@ -197,13 +256,39 @@ pub(crate) struct LoadArgs {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
+It is found out as a load finds it out, up to where bytes move: memory is allocated and let go of, and where a direct path
+may be, one block is read to try it. A required path that is not to be had is the error that the load would report.
+
+Examples:
+  thruway explain model/
+  thruway explain model/ --device cuda:0 --path direct --json")]
+pub(crate) struct ExplainArgs {
+    /// The model: a safetensors file, a directory of shards, or an index.
+    #[arg(value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// Memory that a load would go to: auto (a GPU's, if there is one), host, cuda:N, or the memory that a PCI device
+    /// publishes, such as pci:0000:03:00.0.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: Device,
+    /// Path that the bytes would have to take: auto, direct, staged or cached.
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
+    pub(crate) path: PathPolicy,
+    /// Measured rates that the choice of path follows, as `thruway bench --save-profile` writes them [default: none, or what
+    /// THRUWAY_PROFILE names].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
 The target appears at once and only when it is complete and durable. A file there is replaced; a directory must be
 empty or not exist. A target that ends in a slash, or is an empty directory, becomes a directory: of a model of one
 file it holds model.safetensors. Only weights are copied: config.json, tokenizers and the like are not.
 
 Examples:
   thruway copy model.safetensors copy.safetensors
-  thruway copy model/ resharded/ --max-shard-size 5GB")]
+  thruway copy model/ resharded/ --max-shard-size 5GB
+  thruway copy model/ /mnt/a/model/ --max-shard-size 5GB --stripe /mnt/b --stripe /mnt/c")]
 pub(crate) struct CopyArgs {
     /// The model: a safetensors file, a directory of shards, or an index.
     #[arg(value_name = "SRC")]
@@ -215,6 +300,10 @@ pub(crate) struct CopyArgs {
     /// [default: as the source is].
     #[arg(long, value_name = "SIZE", value_parser = shard_size)]
     pub(crate) max_shard_size: Option<ByteSize>,
+    /// Spread the shards over DST and this directory, best on another drive; may be given several times. DST then holds links
+    /// to what lies there: remove both, or neither.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) stripe: Vec<PathBuf>,
     /// Path by which the source is read: auto, direct, staged or cached. With direct the copy is written so too.
     #[arg(long, value_name = "WAY", default_value = "auto", value_parser = policy)]
     pub(crate) path: PathPolicy,
@@ -262,7 +351,9 @@ Run it on an idle machine.
 Examples:
   thruway bench
   thruway bench --dir /mnt/nvme --size 16GB --repeat 5
-  thruway bench --json > machine.json")]
+  thruway bench --json > machine.json
+  thruway bench --dir /mnt/nvme --save-profile rates.json
+  THRUWAY_PROFILE=rates.json thruway load /mnt/nvme/model/")]
 pub(crate) struct BenchArgs {
     /// Directory on the drive to measure. A subdirectory is made there and removed at the end.
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -276,6 +367,10 @@ pub(crate) struct BenchArgs {
     /// Runs of each measurement, 1 to 100.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) repeat: u32,
+    /// Measure each path between the GPU and this drive too, for files of 1, 16 and 256 MiB (up to --size), and write the rates
+    /// to this file, which THRUWAY_PROFILE and --profile of other commands name. What it says of other GPUs and drives stays.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_profile: Option<PathBuf>,
 }
 
 /// Reads a command line, the program's name first.

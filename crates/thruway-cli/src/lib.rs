@@ -8,6 +8,7 @@
 mod args;
 mod command;
 mod escape;
+mod facts;
 mod link;
 mod machine;
 mod measure;
@@ -15,6 +16,7 @@ mod output;
 mod place;
 mod roofline;
 mod scratch;
+mod settings_file;
 mod stop;
 mod synthetic;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use thruway::transfer::Progress;
+use thruway::transfer::{FileReceipt, Part, Progress};
 use thruway::{Error, Receipt, Result};
 
 use crate::escape::{safe, safe_json, safe_lines, safe_path};
@@ -201,26 +201,25 @@ fn error_object(error: &Error) -> Value {
     json!({"error": {"kind": error.kind().name(), "message": message, "context": context, "hint": error.hint()}})
 }
 
+/// What a receipt says of files.
+pub(crate) fn files_object(files: &[FileReceipt]) -> Vec<Value> {
+    let part = |part: &Part| json!({"path": part.path.as_str(), "engine": part.engine.as_str(), "bytes": part.bytes, "reason": &*part.reason});
+    let file = |file: &FileReceipt| {
+        let parts: Vec<Value> = file.parts.iter().map(part).collect();
+        json!({"file": file.file.to_string_lossy(), "bytes": file.bytes, "parts": parts})
+    };
+    files.iter().map(file).collect()
+}
+
 /// The fields of a receipt, to stand in an object of their own or among a command's.
 pub(crate) fn receipt_fields(receipt: &Receipt) -> Map<String, Value> {
-    let files: Vec<Value> = receipt
-        .files
-        .iter()
-        .map(|file| {
-            let part = |part: &thruway::transfer::Part| {
-                json!({"path": part.path.as_str(), "engine": part.engine.as_str(), "bytes": part.bytes, "reason": &*part.reason})
-            };
-            let parts: Vec<Value> = file.parts.iter().map(part).collect();
-            json!({"file": file.file.to_string_lossy(), "bytes": file.bytes, "parts": parts})
-        })
-        .collect();
     let fields = json!({
         "bytes": receipt.bytes,
         "seconds": receipt.seconds,
         "gb_per_s": receipt.gb_per_s(),
         "cpu_seconds": receipt.cpu_seconds,
         "retries": receipt.retries,
-        "files": files,
+        "files": files_object(&receipt.files),
     });
     fields.as_object().cloned().unwrap_or_default()
 }

@@ -1,8 +1,10 @@
 //! Places that the user names, and what to say of one that is not there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use thruway::{Device, Error, ErrorKind, Model, Result, Session};
+use thruway::storage::{Namespace, OsNamespace, Staging};
+use thruway::{Device, Error, ErrorKind, Model, PathPolicy, Result, Session};
 
 use crate::escape::safe_path;
 
@@ -43,6 +45,34 @@ pub(crate) fn ensure_directory(directory: &Path) -> Result<()> {
     }
     let message = format!("the directory {} does not exist", safe_path(directory));
     Err(Error::new(ErrorKind::NotFound, message).with_hint("make it first, or name another"))
+}
+
+/// A session for loads, with the profile that was named, if one was.
+///
+/// # Errors
+/// What [`SessionBuilder::build`](thruway::SessionBuilder::build) gives.
+pub(crate) fn session(device: Device, path: PathPolicy, profile: Option<&PathBuf>) -> Result<Session> {
+    let builder = Session::builder().device(device).path(path);
+    profile.cloned().into_iter().fold(builder, |builder, profile| builder.profile(Some(profile))).build()
+}
+
+/// All of the text in a file of this name, or what was there before.
+///
+/// # Errors
+/// Whatever storage reports.
+pub(crate) fn publish(path: &Path, text: &str) -> Result<()> {
+    // What a link points to is the file that is meant.
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let namespace: Arc<dyn Namespace> = Arc::new(OsNamespace);
+    let (staging, file) = Staging::file(namespace, &path)?;
+    let mut done = 0;
+    while done < text.len() {
+        let at = done as u64;
+        let written = file.write_at(&text.as_bytes()[done..], at);
+        done += written.map_err(|error| Error::from_io("cannot write", error).with_file(&path))?;
+    }
+    file.sync()?;
+    staging.publish()
 }
 
 /// The memory of a session, for people.

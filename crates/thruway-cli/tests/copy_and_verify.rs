@@ -114,3 +114,22 @@ fn a_tensor_larger_than_a_shard_is_noted() {
     let copied = run(directory.path(), ["copy", "m.safetensors", "shards", "--max-shard-size", "1kB"]).fine();
     assert!(copied.stderr.contains("note: large has ") && !copied.stderr.contains("small"), "{copied:?}");
 }
+
+#[test]
+fn a_copy_is_spread_over_several_directories_and_is_the_same_model() {
+    let directory = scratch();
+    save(&directory.path().join("m.safetensors"), &TENSORS, 1);
+    std::fs::create_dir(directory.path().join("other-drive")).expect("create");
+    let stripes = || std::fs::read_dir(directory.path().join("other-drive")).expect("list").count();
+    let spread = ["copy", "m.safetensors", "spread", "--max-shard-size", "1MB", "--stripe", "other-drive"];
+    let object = run(directory.path(), spread.iter().chain(&["--json"])).fine().json();
+    assert!(object["written"]["files"].as_array().is_some_and(|files| files.len() > 2), "{object}");
+    assert_eq!(stripes(), 1);
+    run(directory.path(), ["verify", "spread", "--against", "m.safetensors"]).fine();
+    run(directory.path(), ["copy", "m.safetensors", "whole/", "--stripe", "other-drive"]).fine();
+    assert_eq!(stripes(), 1, "nothing went there, so there is no stripe");
+    let refused = run(directory.path(), ["copy", "m.safetensors", "one.safetensors", "--stripe", "other-drive"]).failed();
+    assert!(refused.stderr.contains("\nhint: set a size of shards"), "{refused:?}");
+    let refused = run(directory.path(), ["copy", "spread", "again", "--stripe", "gone"]).failed();
+    assert!(refused.stderr.contains("gone") && !directory.path().join("again").exists(), "{refused:?}");
+}

@@ -36,7 +36,7 @@ fn a_capture_has_the_same_verdict_elsewhere_and_no_file_is_overwritten() {
     let there = run(directory.path(), ["doctor", "--from", "machine.txt", "--json"]);
     assert_eq!(there.json(), here.json());
     let again = run(directory.path(), ["doctor", ".", "--capture", "machine.txt"]).failed();
-    assert!(again.stderr.contains("cannot write the capture"), "{again:?}");
+    assert!(again.stderr.contains("cannot write the file"), "{again:?}");
     let none = run(directory.path(), ["doctor", "--from", "none"]).failed();
     assert!(none.stderr.contains("none"), "{none:?}");
     std::fs::write(directory.path().join("stranger"), "hello").expect("write");

@@ -62,7 +62,7 @@ impl<'a> FakeCuFile<'a> {
         &self.path
     }
 
-    /// Keeps all reads and writes from ending until the value is dropped.
+    /// Keeps all reads and writes, and the opening, from ending until the value is dropped.
     #[must_use = "dropping it lets work complete"]
     pub fn hold(&self) -> Held {
         Held::new(self.controls)

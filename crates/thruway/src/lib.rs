@@ -59,4 +59,4 @@ pub use io::policy::{Path, PathPolicy};
 pub use memory::{Buffer, Device, GpuBuffer, HostBuffer, PeerBuffer, Region};
 pub use model::{CopyOptions, LoadOptions, Model, SaveOptions, Source, Tensor, Tensors, VerifyOptions};
 pub use session::{Session, SessionBuilder};
-pub use transfer::{Cancel, FileRef, Move, Receipt, TransferOptions};
+pub use transfer::{Cancel, Explanation, FileRef, Move, Receipt, TransferOptions};

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::base::error::escaped;
 use crate::base::settings::{self, Settings};
 use crate::base::{ErrorKind, Result};
 use crate::checkpoint::{Checkpointer, CheckpointerOptions, Checkpoints};
@@ -10,13 +11,14 @@ use crate::cuda::Gpu;
 use crate::io::direct::DirectPath;
 use crate::io::engine::{CuFileOptions, CuFilePath, PeerPath};
 use crate::io::policy::PathPolicy;
+use crate::io::profile::{Advisor, Machine, PROFILE_BYTES_MAX};
 use crate::io::{EngineFactory, EnginePool, OsEngines};
 use crate::memory::{CopyStreams, Device, PinnedSlabs, Ring, RingSettings};
-use crate::model::{self, Model, SaveOptions, Source};
+use crate::model::{self, LoadOptions, Model, SaveOptions, Source};
 use crate::storage::{self, Namespace, OsNamespace, PCI_DEVICES, PublishedMemory, SystemFacts};
 use crate::telemetry::{Counters, Snapshot};
 use crate::transfer::plan::Limits;
-use crate::transfer::{self, Move, Peer, Receipt, TransferContext, TransferOptions};
+use crate::transfer::{self, Explanation, Move, Peer, Receipt, TransferContext, TransferOptions};
 
 /// What transfers share. Cloning is cheap and shares everything; a session may be used from many threads.
 #[derive(Clone, Debug)]
@@ -40,6 +42,7 @@ pub struct SessionBuilder {
     pci_devices: Option<PathBuf>,
     cufile_library: Option<PathBuf>,
     system_facts: SystemFacts,
+    profile: Option<PathBuf>,
 }
 
 impl Session {
@@ -55,6 +58,7 @@ impl Session {
             pci_devices: None,
             cufile_library: None,
             system_facts: SystemFacts::default(),
+            profile: std::env::var_os(settings::PROFILE).map(PathBuf::from),
         }
     }
 
@@ -65,6 +69,15 @@ impl Session {
     /// What is missing, malformed, cut short or contradictory, by file and tensor; all missing shards at once.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         Model::open(Arc::clone(&self.context), self.policy, path.as_ref())
+    }
+
+    /// Which way a load of the model at `path` with these options would bring each file's bytes now, and why. No tensor is
+    /// loaded: headers are read, and where a direct path may be, one block to try it.
+    ///
+    /// # Errors
+    /// What [`open`](Self::open) and [`Model::load`] report before the bytes of tensors move.
+    pub fn explain(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Explanation> {
+        self.open(path)?.explain(options)
     }
 
     /// Saves tensors as a safetensors file, or as a directory of shards if `options` set a shard size. What
@@ -195,6 +208,14 @@ impl SessionBuilder {
         self
     }
 
+    /// The file of measured rates that the choice of path follows where it speaks of it ([`io::profile`](crate::io::profile));
+    /// `None` for none, whatever `THRUWAY_PROFILE` says. A file that cannot be used is ignored, and receipts say why.
+    #[must_use]
+    pub fn profile(mut self, path: Option<PathBuf>) -> Self {
+        self.profile = path;
+        self
+    }
+
     /// The session. Allocates nothing yet (of a PCI device's memory one page) and starts no thread; with a GPU it takes the
     /// GPU's primary context.
     ///
@@ -208,6 +229,10 @@ impl SessionBuilder {
         let library = self.cuda_library.or_else(|| std::env::var_os(settings::CUDA_LIBRARY).map(PathBuf::from));
         let (gpu, device_reason) = choose(self.device, library.as_deref())?;
         let devices = self.pci_devices.or_else(|| std::env::var_os(settings::PCI_DEVICES).map(PathBuf::from));
+        let system_facts = match &devices {
+            Some(devices) => self.system_facts.with_pci_devices(devices),
+            None => self.system_facts,
+        };
         let published = published(self.device, devices.as_deref().unwrap_or(Path::new(PCI_DEVICES)))?;
         let streams = gpu.as_ref().map(CopyStreams::new).transpose()?;
         let device = match (&gpu, &published) {
@@ -226,8 +251,8 @@ impl SessionBuilder {
             let library = self.cufile_library.or_else(|| std::env::var_os(settings::CUFILE_LIBRARY).map(PathBuf::from));
             let window =
                 RingSettings { slot_bytes, slab_bytes: WINDOW_SLAB_BYTES.max(slot_bytes), bytes_max: window_bytes(slot_bytes) };
-            let options =
-                CuFileOptions { choice: settings.cufile, library, facts: self.system_facts, depth: queue_depth, window };
+            let (choice, facts, depth) = (settings.cufile, system_facts, queue_depth);
+            let options = CuFileOptions { choice, library, facts, depth, window, ..CuFileOptions::default() };
             Arc::new(CuFilePath::new(Arc::clone(gpu), options)) as Arc<dyn DirectPath>
         });
         let direct = direct.map(|path| Arc::new(path) as Arc<dyn DirectPath>).or(cufile);
@@ -245,7 +270,9 @@ impl SessionBuilder {
         let engines = EnginePool::new(engines, Arc::clone(&counters));
         let staging_bytes = (2 * queue_depth as u64).saturating_mul(drive_chunk_bytes).min(ring_bytes as u64);
         let (namespace, copies) = (self.namespace, Mutex::default());
-        let context = TransferContext { namespace, engines, ring, direct, peer, streams, near, copies, limits, staging_bytes };
+        let advisor = gpu.as_ref().zip(self.profile.as_deref()).map(|(gpu, path)| advisor(gpu, path)).transpose()?;
+        let context =
+            TransferContext { namespace, engines, ring, direct, advisor, peer, streams, near, copies, limits, staging_bytes };
         Ok(Session { context: Arc::new(context), policy: self.policy, device, device_reason: device_reason.into(), counters })
     }
 }
@@ -262,6 +289,12 @@ fn window_bytes(slot_bytes: usize) -> usize {
 fn published(device: Device, devices: &Path) -> Result<Option<PublishedMemory>> {
     let Device::Pci(address) = device else { return Ok(None) };
     PublishedMemory::of(devices, address).map(Some)
+}
+
+/// What a file of measured rates says of a GPU, or why it says nothing.
+fn advisor(gpu: &Gpu, path: &Path) -> Result<Advisor> {
+    let text = storage::read_text(&OsNamespace, path, PROFILE_BYTES_MAX);
+    Ok(Advisor::new(escaped(&path.to_string_lossy()), text, Machine::of(gpu)?))
 }
 
 /// The GPU that a device stands for, if any, and why it is that one or none.

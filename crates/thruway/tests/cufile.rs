@@ -1,129 +1,32 @@
 //! The direct path by cuFile, over doubles of cuFile and of the CUDA driver: the engine's contract, right bytes by every way and
 //! after every failure, and not a word of "direct" without proof.
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use thruway::base::settings::{CuFileChoice, Settings};
+use common::{DIRECT, World, assert_right, forget, load, model_file, scratch, total};
+use thruway::base::settings::CuFileChoice;
 use thruway::format::safetensors::TensorSpec;
 use thruway::io::EngineName;
 use thruway::io::direct::DirectPath;
 use thruway::io::engine::{CuFileOptions, CuFilePath};
 use thruway::io::policy::Path as Way;
 use thruway::memory::RingSettings;
-use thruway::storage::{Access, Buffering, File, Namespace, OsNamespace, SystemFacts};
+use thruway::storage::File;
 use thruway::transfer::{FileRef, Move, Part, TransferOptions};
-use thruway::{
-    Device, Error, ErrorKind, Extent, GpuBuffer, LoadOptions, PathPolicy, Receipt, SaveOptions, Session, Source, Tensors,
-};
+use thruway::{Error, ErrorKind, Extent, GpuBuffer, LoadOptions, PathPolicy, Receipt, SaveOptions, Source};
 use thruway_testkit::conformance::{Layering, OsFiles, Refused, SlowFile, TestFiles, run};
 use thruway_testkit::fake_cuda::FakeCuda;
-use thruway_testkit::fake_cufile::{FakeCuFile, failure_codes};
+use thruway_testkit::fake_cufile::failure_codes;
 use thruway_testkit::random::Random;
-
-const PCI: &str = "0000:01:00.0";
-
-fn scratch() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory for scratch files")
-}
-
-/// What a machine has: nothing, nvidia-fs, or a GPU's driver that publishes memory.
-fn machine(has: &str) -> (tempfile::TempDir, SystemFacts) {
-    let root = scratch();
-    let put = |path: &str, text: &str| {
-        let path = root.path().join(path);
-        std::fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
-        std::fs::write(path, text).expect("written");
-    };
-    match has {
-        "nvidia-fs" => put("dev/nvidia-fs0", ""),
-        "p2pdma" => put(&format!("sys/bus/pci/devices/{PCI}/p2pmem/size"), "1048576\n"),
-        _ => put("proc/kallsyms", "0 T printk\n"),
-    }
-    let facts = SystemFacts::below(root.path());
-    (root, facts)
-}
-
-/// A machine with both doubles.
-struct World<'a> {
-    fake: &'a FakeCuda,
-    cufile: FakeCuFile<'a>,
-    facts: SystemFacts,
-    _root: tempfile::TempDir,
-}
-
-impl<'a> World<'a> {
-    fn new(fake: &'a FakeCuda, has: &str, settings: &str) -> Self {
-        let (root, facts) = machine(has);
-        Self { fake, cufile: FakeCuFile::start(fake, settings), facts, _root: root }
-    }
-
-    fn session(&self, choice: CuFileChoice) -> Session {
-        let settings =
-            Settings { queue_depth: 6, threads: 2, drive_chunk_bytes: 256 << 10, cufile: choice, ..Settings::default() };
-        let builder = Session::builder().device(Device::Cuda(0)).cuda_library(self.fake.path()).settings(settings);
-        builder.cufile_library(self.cufile.path()).system_facts(self.facts.clone()).build().expect("session")
-    }
-
-    fn assert_clean(&self) {
-        self.cufile.assert_clean();
-        assert_eq!(self.cufile.report()["open"], false, "the last session closes cuFile");
-        self.fake.assert_clean();
-    }
-}
-
-/// Sizes that meet every branch of the planner.
-fn tensors() -> Vec<(String, Vec<u8>)> {
-    let mut random = Random::new(77);
-    let mut all: Vec<(String, usize)> = [("large", 1_300_001), ("blocks", 1 << 20), ("tiny", 1), ("odd", 70_003)]
-        .map(|(name, length)| (name.to_owned(), length))
-        .into();
-    all.extend((0..20).map(|number| (format!("small.{number}"), 100 + number * 37)));
-    all.into_iter().map(|(name, length)| (name, random.bytes(length))).collect()
-}
-
-/// The tensors in a file, its data at an offset that suits no block, and none of it in the page cache.
-fn model_file(directory: &Path) -> PathBuf {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for (name, bytes) in tensors() {
-        let entry =
-            serde_json::json!({"dtype": "U8", "shape": [bytes.len()], "data_offsets": [data.len(), data.len() + bytes.len()]});
-        data.extend(bytes);
-        header.insert(name, entry);
-    }
-    let text = serde_json::Value::Object(header).to_string().into_bytes();
-    let path = directory.join("model.safetensors");
-    std::fs::write(&path, [&(text.len() as u64).to_le_bytes(), text.as_slice(), &data].concat()).expect("write");
-    forget(&path);
-    path
-}
-
-fn forget(path: &Path) {
-    let file = OsNamespace.open(path, Access::Write, Buffering::PageCache).expect("it is there");
-    thruway::storage::drop_from_page_cache(&*file).expect("dropped");
-}
-
-fn load(session: &Session, path: &Path, policy: PathPolicy) -> thruway::Result<(Tensors, Receipt)> {
-    session.open(path)?.load(LoadOptions::all().path(policy))
-}
-
-fn assert_right(loaded: &Tensors) {
-    for (name, bytes) in tensors() {
-        assert!(loaded.get(&name).expect("loaded").to_host().expect("readable") == bytes, "{name} has other bytes");
-    }
-}
 
 /// A loaded tensor, to be saved.
 fn source(tensor: &thruway::Tensor) -> Source {
     let spec = TensorSpec { name: tensor.name().to_owned(), dtype: tensor.dtype(), shape: tensor.shape().to_vec() };
     Source { spec, region: tensor.region().expect("nothing fills it") }
-}
-
-const DIRECT: PathPolicy = PathPolicy::Require(Way::Direct);
-
-fn total() -> u64 {
-    tensors().iter().map(|(_, bytes)| bytes.len() as u64).sum()
 }
 
 #[test]
@@ -382,7 +285,14 @@ fn ten_thousand_registrations_leave_nothing() {
 fn options(world: &World<'_>) -> CuFileOptions {
     let window = RingSettings { slot_bytes: 1 << 20, slab_bytes: 16 << 20, bytes_max: 64 << 20 };
     let library = Some(world.cufile.path().to_owned());
-    CuFileOptions { choice: CuFileChoice::Auto, library, facts: world.facts.clone(), depth: 8, window }
+    CuFileOptions {
+        choice: CuFileChoice::Auto,
+        library,
+        facts: world.facts.clone(),
+        depth: 8,
+        window,
+        ..CuFileOptions::default()
+    }
 }
 
 /// The system's files; what cuFile refuses by codes of its own is another test's matter.

@@ -2,11 +2,11 @@
 //! direct path. `THRUWAY_REQUIRE_GPU=1` demands the machine's own driver and cuFile (`scripts/gpu-check cufile` sets it); else the
 //! same tests, with fewer rounds, run over the doubles.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use thruway::base::settings::{CuFileChoice, Settings};
+use thruway::base::settings::{CUFILE_LIBRARY, CuFileChoice, Settings};
 use thruway::io::direct::DirectPath;
 use thruway::io::engine::{CuFileOptions, CuFilePath};
 use thruway::io::policy::Path as Way;
@@ -19,6 +19,17 @@ use thruway_testkit::random::Random;
 
 const SEED: u64 = 0x00c0_f11e;
 
+/// How often something is done: so often on the real thing, unless `THRUWAY_TEST_ROUNDS` says less, and so often over the doubles.
+fn rounds(real: usize, doubles: usize) -> usize {
+    let most = std::env::var("THRUWAY_TEST_ROUNDS").map_or(usize::MAX, |text| text.parse().expect("a number"));
+    most.min(if is_real() { real } else { doubles })
+}
+
+/// What descriptor 0 is: opening cuFile without nvidia-fs has been seen to damage it.
+fn descriptor_0() -> Option<PathBuf> {
+    std::fs::read_link("/proc/self/fd/0").ok()
+}
+
 fn is_real() -> bool {
     std::env::var_os("THRUWAY_REQUIRE_GPU").is_some()
 }
@@ -29,7 +40,8 @@ fn with_session(choice: CuFileChoice, test: impl FnOnce(&Session, CuFileOptions)
     let builder = Session::builder().device(Device::Cuda(0)).settings(settings);
     if is_real() {
         let session = builder.build().expect("a GPU");
-        test(&session, CuFileOptions { choice, depth: 8, ..CuFileOptions::default() });
+        let library = std::env::var_os(CUFILE_LIBRARY).map(PathBuf::from);
+        test(&session, CuFileOptions { choice, depth: 8, library, ..CuFileOptions::default() });
         return;
     }
     let fake = FakeCuda::start("DELAY_US=0..50; MEMORY=268435456");
@@ -59,7 +71,8 @@ fn reads_and_writes_of_any_offset_length_and_alignment_bring_every_byte() {
         let path = directory.path().join("file");
         std::fs::write(&path, &bytes).expect("written");
         let (gpu, mut by_cufile) = (session.gpu().expect("a GPU"), 0);
-        for round in 0..if is_real() { 300 } else { 25 } {
+        let before = descriptor_0();
+        for round in 0..rounds(300, 25) {
             let most = [5000, 70_000, 5 << 20][round % 3];
             let (length, shift) = (1 + random.below(most), [0, 256, 4096, random.below(5000)][random.below(4)]);
             let offset = [0, 4096, random.below(bytes.len() - length)][random.below(3)].min(bytes.len() - length);
@@ -85,6 +98,7 @@ fn reads_and_writes_of_any_offset_length_and_alignment_bring_every_byte() {
             assert!(std::fs::read(&path).expect("readable") == bytes, "round {round} of seed {SEED:#x}: a write to {target}");
         }
         assert!(by_cufile > 0, "cuFile took no part");
+        assert_eq!(descriptor_0(), before, "cuFile was opened, and descriptor 0 is as it was");
     });
 }
 
@@ -100,13 +114,15 @@ fn registering_and_forgetting_leaves_nothing() {
         };
         let (mut before, mut free) = (0, 0);
         // Over the doubles another test makes ten thousand.
-        for round in 0..if is_real() { 10_000 } else { 1_500 } {
+        let rounds = rounds(10_000, 1_500);
+        for round in 0..rounds {
             let mut buffer = GpuBuffer::new(gpu, 1 << 20).expect("room");
             let region = buffer.region(0..4096).expect("free");
             path.register(&region);
             assert!(region.is_registered(), "round {round}");
             drop((region, buffer));
-            if round == 1000 {
+            // What is made once is there by then.
+            if round == rounds / 10 {
                 (before, free) = (resident(), gpu.free_bytes().expect("a number"));
             }
         }
@@ -123,7 +139,7 @@ fn a_required_direct_path_fails_at_once_with_the_reason_and_descriptor_0_is_as_i
         let directory = scratch();
         let path = directory.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).expect("written");
-        let before = std::fs::read_link("/proc/self/fd/0").ok();
+        let before = descriptor_0();
         let mut buffer = GpuBuffer::new(session.gpu().expect("a GPU"), 1 << 20).expect("room");
         let region = buffer.region(0..1 << 20).expect("free");
         let moves = vec![Move { file: FileRef::new(&path), extent: Extent::new(0, 1 << 20), region, direction: Direction::Read }];
@@ -142,6 +158,6 @@ fn a_required_direct_path_fails_at_once_with_the_reason_and_descriptor_0_is_as_i
                 assert!(elapsed < most, "{elapsed:?}");
             }
         }
-        assert_eq!(std::fs::read_link("/proc/self/fd/0").ok(), before);
+        assert_eq!(descriptor_0(), before);
     });
 }

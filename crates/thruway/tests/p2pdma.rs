@@ -181,7 +181,9 @@ mod one_switch {
         let before = Counts::now();
         let device = Device::Pci(device()).to_string();
         for policy in ["direct", "auto"] {
+            let explained = fine(&["explain", text(&path), "--device", &device, "--path", policy]);
             let loaded = fine(&["load", text(&path), "--device", &device, "--path", policy, "--digest"]);
+            assert_eq!(explained["files"], loaded["files"], "explained and loaded");
             assert_digests(&known, &loaded);
             let direct = bytes_by(&loaded, "direct");
             assert!(bytes_of(&known) - direct < 2 * 4096, "{loaded}");
@@ -279,6 +281,8 @@ mod apart {
         let device_name = Device::Pci(device).to_string();
         let (status, object) = thruway(&["load", text(&path), "--device", &device_name, "--path", "direct"]);
         let (traffic, _) = before.since();
+        let explained = thruway(&["explain", text(&path), "--device", &device_name, "--path", "direct"]);
+        assert_eq!(explained, (status, object.clone()), "explained and loaded");
         let error = &object["error"];
         assert_eq!((status, error["kind"].as_str()), (Some(1), Some("path unavailable")), "{object}");
         let message = error["message"].as_str().expect("text");
@@ -297,7 +301,9 @@ mod apart {
         let device = Device::Pci(device()).to_string();
         for (name, known) in [("blocks", blocks()), ("uneven", uneven())] {
             let path = on_the_drive(directory.path(), &format!("{name}.safetensors"), &known.to_safetensors());
+            let explained = fine(&["explain", text(&path), "--device", &device]);
             let loaded = fine(&["load", text(&path), "--device", &device, "--digest"]);
+            assert_eq!(explained["files"], loaded["files"], "explained and loaded");
             assert_digests(&known, &loaded);
             let target = directory.path().join(format!("{name}-copy.safetensors"));
             let copied = fine(&["copy", text(&path), text(&target), "--device", &device]);

@@ -2,18 +2,24 @@
 //! and everything else is real, down to the drive's count of what it moved. What the kernel makes of real devices, the emulated
 //! machine of `cargo xtask p2pdma` shows.
 
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use thruway::base::settings::{EngineChoice, Settings};
-use thruway::io::engine::{P2pDma, Uring};
+use thruway::io::direct::{DirectPath, Reach, Trial};
+use thruway::io::engine::{P2pDma, PeerPath, Uring};
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
 use thruway::io::{EngineFactory, Made, OsEngines};
-use thruway::storage::{Access, Buffering, Namespace, OsNamespace, drive_traffic};
+use thruway::memory::PeerMemory;
+use thruway::storage::{
+    Access, Buffering, DirectRules, File, Identity, Namespace, OsNamespace, PublishedMemory, Residency, drive_traffic,
+};
 use thruway::{
-    CopyOptions, Device, Dtype, ErrorKind, HostBuffer, LoadOptions, Path as Way, PathPolicy, Receipt, SaveOptions, Session,
-    SessionBuilder, Source, VerifyOptions,
+    CopyOptions, Device, Direction, Dtype, ErrorKind, Extent, HostBuffer, LoadOptions, Path as Way, PathPolicy, Receipt,
+    SaveOptions, Session, SessionBuilder, Source, VerifyOptions,
 };
 use thruway_testkit::fixtures::{KnownModel, model, scratch_dir};
 
@@ -219,6 +225,110 @@ fn where_no_drive_counts_the_path_is_refused_with_its_reason_and_auto_brings_the
     known.assert_loaded(&tensors);
     assert_eq!(receipt.bytes_by(Way::Direct), 0);
     assert!(receipt.files[0].parts.iter().all(|part| part.reason.contains("; not direct: the filesystem")), "{receipt}");
+}
+
+#[test]
+fn a_load_goes_as_it_was_explained() {
+    let devices = devices(1 << 30);
+    let known = known(9);
+    let in_memory = tempfile::tempdir_in("/dev/shm").ok();
+    for directory in std::iter::once(scratch_dir()).chain(in_memory) {
+        let path = write(directory.path(), &known);
+        let session = builder(&devices).build().expect("a session");
+        for policy in [PathPolicy::Auto, DIRECT, PathPolicy::Require(Way::Staged), PathPolicy::Require(Way::Cached)] {
+            let options = || LoadOptions::all().path(policy);
+            match (session.explain(&path, options()), session.open(&path).expect("opened").load(options())) {
+                (Ok(explanation), Ok((tensors, receipt))) => {
+                    known.assert_loaded(&tensors);
+                    let (expected, found) = (&explanation.files[0].parts, &receipt.files[0].parts);
+                    assert_eq!(expected, found, "{policy:?}: {explanation}\n{receipt}");
+                }
+                (Err(explained), Err(met)) => assert_eq!(explained.to_string(), met.to_string(), "{policy:?}"),
+                (explained, met) => panic!("{policy:?}: explained {explained:?}, and then {met:?}"),
+            }
+        }
+    }
+}
+
+/// A file that does not say of itself that the kernel told its rules.
+#[derive(Debug)]
+struct Untold(Arc<dyn File>);
+
+impl File for Untold {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.0.descriptor()
+    }
+
+    fn identity(&self) -> thruway::Result<Identity> {
+        self.0.identity()
+    }
+
+    fn direct_rules(&self) -> Option<DirectRules> {
+        self.0.direct_rules()
+    }
+
+    fn residency(&self, extent: Extent) -> Residency {
+        self.0.residency(extent)
+    }
+
+    fn read_at(&self, target: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        self.0.read_at(target, offset)
+    }
+
+    fn write_at(&self, source: &[u8], offset: u64) -> std::io::Result<usize> {
+        self.0.write_at(source, offset)
+    }
+
+    fn allocate(&self, length: u64) -> thruway::Result<()> {
+        self.0.allocate(length)
+    }
+
+    fn sync(&self) -> thruway::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// What a new path to the device finds out of the drive below `buffered`, when its trial reads from `read`.
+fn reason_of(devices: &tempfile::TempDir, buffered: &dyn File, read: &Arc<dyn File>) -> String {
+    let published = PublishedMemory::of(devices.path(), ADDRESS.parse().expect("an address")).expect("published");
+    let memory = Arc::new(PeerMemory::new(published.address(), published.open().expect("a stand-in")));
+    let engines = OsEngines { choice: EngineChoice::Auto, depth: 4, threads: 2, direct: None };
+    let path = PeerPath::new(&memory, engines).expect("a path");
+    let trial = Trial {
+        direction: Direction::Read,
+        block: Extent::new(0, 4096),
+        device: buffered.identity().expect("there").device,
+        rules: buffered.direct_rules().expect("it takes O_DIRECT"),
+        buffered,
+        required: true,
+        open: &|| Ok(Arc::clone(read)),
+    };
+    match path.reach(&trial).expect("no failure of the drive") {
+        Reach::Refused(refusal) => refusal.reason.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_trial_is_no_proof_where_the_kernel_does_not_tell_and_where_the_bytes_came_from_memory() {
+    let (directory, devices) = (scratch_dir(), devices(1 << 20));
+    if !is_countable(&directory) {
+        return;
+    }
+    let open = |name: &str, buffering| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, [7; 8192]).expect("written");
+        std::fs::File::open(&path).expect("there").sync_all().expect("synced");
+        OsNamespace.open(&path, Access::Read, buffering).expect("opened")
+    };
+    let (buffered, past_cache) = (open("a", Buffering::PageCache), open("a", Buffering::Direct));
+    let told = reason_of(&devices, &Untold(Arc::clone(&buffered)), &past_cache);
+    assert!(told.contains("the kernel does not tell whether this filesystem goes past the page cache"), "{told}");
+    // Another file, of which the page cache holds all: no drive counts its reads. What others of this machine read at the same
+    // moment would be counted as the trial's, so a quiet one is waited for.
+    let cached = open("b", Buffering::PageCache);
+    let found: Vec<String> = (0..50).map(|_| reason_of(&devices, &*buffered, &cached)).collect();
+    assert!(found.iter().any(|reason| reason == "a trial block arrived, and the drive did not count it"), "{found:?}");
 }
 
 /// Engines for the direct path that fail as told.

@@ -148,6 +148,11 @@ def _place_of(path: tuple[str, ...], grouped: bool, has_keys: bool) -> tuple[str
     return _NO_GROUP, ".".join(path) or _NO_NAME
 
 
+def name_of(path: str) -> str:
+    """A name for a tensor that files can hold."""
+    return _free(path.encode("utf-8", "backslashreplace").decode(), ())
+
+
 def _free(name: str, taken: Collection[str]) -> str:
     """The name, or if it is taken the first that is not. Safetensors headers have a use of their own for one."""
     number, free = 1, name

@@ -2,8 +2,7 @@
 
 `load_file`, `save_file`, `load`, `save`, `load_model` and `save_model` are the reference's, with further options.
 With a path or an open file, `save` and `load` are what `torch.save` and `torch.load` are, for any training state and
-without pickle.
-`Checkpointer` saves the checkpoints of a training run, beside it too.
+without pickle. `Checkpointer` saves the checkpoints of a training run, beside it too.
 `stream` hands tensors over one by one, `load_into` fills a module in place, and `thruway.torch.distributed` loads with
 many ranks.
 """
@@ -15,10 +14,10 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError("thruway.torch needs PyTorch: pip install torch", name="torch") from None
 
-from thruway._select import expert_names
+from thruway._select import Names, Shard, expert_names
 from thruway.torch._into import load_into
 from thruway.torch._load import load_file
-from thruway.torch._module import load_model, save_model
+from thruway.torch._module import StateError, load_model, save_model
 from thruway.torch._save import SharedMemoryError, save_file
 from thruway.torch._state import load, save
 from thruway.torch._stream import stream
@@ -26,7 +25,10 @@ from thruway.torch.checkpointer import Checkpointer
 
 __all__ = [
     "Checkpointer",
+    "Names",
+    "Shard",
     "SharedMemoryError",
+    "StateError",
     "expert_names",
     "load",
     "load_file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from os import PathLike
@@ -10,9 +11,9 @@ import torch
 
 from thruway import _progress, _save
 from thruway._flight import Part, load_of
-from thruway._open import check_backend, safe_open
+from thruway._open import Load, check_backend, safe_open
 from thruway._select import Names, Shard
-from thruway._thruway import Receipt, parse_header
+from thruway._thruway import Model, Receipt, parse_header
 from thruway.torch import _stream, _tensors
 
 
@@ -70,13 +71,19 @@ def load_file(
         wanted = _stream.wanted_of(mapped._entries, names, shard)
         tensors = ((one.name, mapped.part(one.name, one.narrowed)) for one in wanted)
         return {name: _stream.cast(_tensors.packed(tensor), dtype) for name, tensor in tensors}
-    opened = _stream.Opened(filename, memory, path)
-    part = Part(opened.models[0], _stream.wanted_of(opened.entries, names, shard))
-    with _progress.shown(progress, sum(one.nbytes for one in part.wanted)) as tell:
-        loaded, told = load_of(_tensors, part, memory, tell).wait()
+    if names is None and shard is None:
+        # Nothing needs to be known of the tensors, of which there may be many.
+        model = Model(filename, memory, path)
+        begin, total = functools.partial(Load, _tensors, model, memory, None, []), model.nbytes
+    else:
+        opened = _stream.Opened(filename, memory, path)
+        part = Part(opened.models[0], _stream.wanted_of(opened.entries, names, shard))
+        begin, total = functools.partial(load_of, _tensors, part, memory), sum(one.nbytes for one in part.wanted)
+    with _progress.shown(progress, total) as tell:
+        loaded, told = begin(progress=tell).wait()
     if receipt is not None:
         receipt(told)
-    return {name: _tensors.to(tensor, target) for name, tensor in loaded.items()}
+    return loaded if target is None else {name: tensor.to(target) for name, tensor in loaded.items()}
 
 
 def load(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from typing import Any
 
 import torch
 
 from thruway._errors import InvalidInputError
+from thruway._thruway import Receipt
 
 
 def one_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -57,6 +58,8 @@ def save_model(
     filename: str | PathLike[str],
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
+    *,
+    receipt: Callable[[Receipt], object] | None = None,
 ) -> None:
     """Saves a module's parameters and buffers, a tensor with several names once.
 
@@ -65,6 +68,7 @@ def save_model(
         filename: the file.
         metadata: text pairs for the header. Each name that is left out is added, with the one that stands for it.
         force_contiguous: copies tensors that are not contiguous, which else are an error.
+        receipt: called with what the save did.
     """
     from thruway.torch import save_file
 
@@ -77,7 +81,7 @@ def save_model(
     kept = {name: tensor for name, tensor in state.items() if name not in left_out}
     if force_contiguous:
         kept = {name: tensor.contiguous() for name, tensor in kept.items()}
-    save_file(kept, filename, {**left_out, **(metadata or {})})
+    save_file(kept, filename, {**left_out, **(metadata or {})}, receipt=receipt)
 
 
 def load_model(
@@ -87,6 +91,7 @@ def load_model(
     device: str | int | torch.device = "cpu",
     *,
     backend: str = "mmap",
+    receipt: Callable[[Receipt], object] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Loads a file, a directory of shards or an index into a module.
 
@@ -96,6 +101,7 @@ def load_model(
         strict: names that the module lacks or the file lacks are an error.
         device: where tensors are loaded to before they are copied into the module.
         backend: as for `load_file`.
+        receipt: called with what the load did, as by `load_file`.
 
     Returns:
         The names that the file lacks, and those that the module lacks.
@@ -105,7 +111,7 @@ def load_model(
     """
     from thruway.torch import load_file
 
-    loaded = load_file(filename, device, backend=backend)
+    loaded = load_file(filename, device, backend=backend, receipt=receipt)
     left_out = aliases(model.state_dict(), loaded)
     missing, unexpected = model.load_state_dict(loaded, strict=False)
     # A name is there too if the one that stands for its tensor is.

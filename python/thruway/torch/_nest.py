@@ -173,14 +173,14 @@ def _one(group: list[_Held]) -> Stored:
     """How a tensor is stored that is alone, or the same as all others."""
     tensor = group[0].tensor
     kept = _unexpanded(tensor)
-    packed, notes = _packed(kept)
+    stored_as, notes = packed(kept)
     how = {} if kept.shape == tensor.shape else {"expand": list(tensor.shape)}
-    return Stored(packed, group[0].number, notes, [(one.number, dict(how)) for one in group])
+    return Stored(stored_as, group[0].number, notes, [(one.number, dict(how)) for one in group])
 
 
 def _views(owner: int, memory: torch.Tensor, whole: torch.Tensor | None, group: list[_Held], start: int) -> Stored:
     """How tensors are stored that are views of what is stored, of which one may be all."""
-    packed, notes = _packed(memory)
+    stored_as, notes = packed(memory)
     leaves = []
     for one in group:
         same = whole is not None and (one.tensor.dtype, one.tensor.shape, one.tensor.stride(), one.start) == (
@@ -195,10 +195,10 @@ def _views(owner: int, memory: torch.Tensor, whole: torch.Tensor | None, group: 
             if one.tensor.dtype != memory.dtype:
                 how["dtype"] = str(one.tensor.dtype).removeprefix("torch.")
         leaves.append((one.number, how))
-    if any(one.tensor.dtype != packed.dtype for one in group):
+    if any(one.tensor.dtype != stored_as.dtype for one in group):
         # In a file, and so in memory that a file is mapped to, elements begin where those of its own dtype may.
         notes["align"] = max(one.tensor.itemsize for one in group)
-    return Stored(packed, owner, notes, leaves)
+    return Stored(stored_as, owner, notes, leaves)
 
 
 def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
@@ -249,7 +249,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return _over(tensor, _RAW[tensor.itemsize], start, tensor.shape, tensor.stride())
 
 
-def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+def packed(tensor: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     """The tensor as a file can hold it, and what the file does not say of it."""
     notes: dict[str, Any] = {}
     if not tensor.is_contiguous():

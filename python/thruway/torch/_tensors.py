@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from thruway._errors import InvalidInputError, UnsupportedError
-from thruway._thruway import Loading
+from thruway._open import Placed
 
 # The format's name of each dtype; some are younger than the oldest torch that is supported.
 _NAMES = {
@@ -89,18 +90,18 @@ def dtype_of(name: str, code: str) -> torch.dtype:
     return dtype
 
 
-def shape_of(code: str, shape: list[int]) -> list[int]:
+def shape_of(code: str, shape: Sequence[int]) -> list[int]:
     """The shape in torch's elements: two of the format's F4 are one of torch's."""
     if code != "F4" or not shape:
-        return shape
+        return list(shape)
     if shape[-1] % 2:
         raise UnsupportedError(
-            f"a tensor of F4 has the shape {shape}: torch has pairs, so the last length must be even"
+            f"a tensor of F4 has the shape {list(shape)}: torch has pairs, so the last length must be even"
         )
     return [*shape[:-1], shape[-1] // 2]
 
 
-def view(name: str, buffer: Any, code: str, shape: list[int], offset: int) -> torch.Tensor:
+def view(name: str, buffer: Any, code: str, shape: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor over the bytes of a buffer from `offset` on. It keeps the buffer."""
     dtype, lengths = dtype_of(name, code), shape_of(code, shape)
     count = math.prod(lengths)
@@ -113,17 +114,22 @@ def view(name: str, buffer: Any, code: str, shape: list[int], offset: int) -> to
     return _shaped(name, torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset), lengths)
 
 
-def of_bytes(name: str, raw: torch.Tensor, code: str, shape: list[int]) -> torch.Tensor:
+def of_bytes(name: str, raw: torch.Tensor, code: str, shape: Sequence[int]) -> torch.Tensor:
     """A tensor of just these bytes, whose memory it shares."""
     return _shaped(name, raw.view(dtype_of(name, code)), shape_of(code, shape))
 
 
-def _shaped(name: str, flat: torch.Tensor, shape: list[int]) -> torch.Tensor:
+def _shaped(name: str, flat: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     try:
-        return flat.view(shape)
+        return flat.view(tuple(shape))
     except (RuntimeError, TypeError, ValueError, OverflowError):
-        lengths = f"{shape[:6]}" if len(shape) <= 6 else f"{len(shape)} dimensions, {shape[:6]} and so on"
-        raise UnsupportedError(f"torch has no tensors of the shape of {name!r}: {lengths}") from None
+        raise _no_such_shape(name, shape) from None
+
+
+def _no_such_shape(name: str, shape: Sequence[int]) -> UnsupportedError:
+    first = list(shape[:6])
+    lengths = f"{first}" if len(shape) <= 6 else f"{len(shape)} dimensions, {first} and so on"
+    return UnsupportedError(f"torch has no tensors of the shape of {name!r}: {lengths}")
 
 
 def to(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
@@ -141,11 +147,30 @@ def current_stream(memory: str) -> int | None:
     return None if memory == "host" else torch.cuda.current_stream(memory).cuda_stream
 
 
-def allocate(loading: Loading, wanted: Any, memory: str, tensors: dict[str, Any]) -> None:
-    """Gives a load the memory that it wants, and makes the tensors while their bytes are on the way."""
-    storages = [torch.empty(nbytes, dtype=torch.uint8, device=memory) for nbytes, _ in wanted]
-    loading.give([(storage.data_ptr(), storage) for storage in storages])
-    for storage, (_, places) in zip(storages, wanted, strict=True):
-        for name, code, shape, offset, nbytes in places:
-            raw = storage if nbytes == storage.numel() else storage[offset : offset + nbytes]
-            tensors[name] = of_bytes(name, raw, code, shape)
+def allocate(wanted: list[int], memory: str) -> list[tuple[int, torch.Tensor]]:
+    """The memory that a load wants, a block for each number of bytes: its address, and what keeps it."""
+    blocks = (torch.empty(nbytes, dtype=torch.uint8, device=memory) for nbytes in wanted)
+    return [(block.data_ptr(), block) for block in blocks]
+
+
+def make(block: torch.Tensor, places: list[Placed], tensors: dict[str, Any]) -> None:
+    """The tensors that lie in a block of memory, which they share.
+
+    One call of torch for each: a model of many small ones would take longer to make than to load.
+    """
+    forms: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, int, list[int], list[int]]] = {}
+    for name, code, shape, offset, nbytes in places:
+        if nbytes == 0:
+            tensors[name] = of_bytes(name, block[:0], code, shape)
+            continue
+        form = forms.get((code, shape))
+        if form is None:
+            dtype, lengths = dtype_of(name, code), shape_of(code, shape)
+            whole = block[: block.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            strides = [math.prod(lengths[dimension + 1 :]) for dimension in range(len(lengths))]
+            form = forms[code, shape] = (whole, dtype.itemsize, lengths, strides)
+        whole, itemsize, lengths, strides = form
+        try:
+            tensors[name] = whole.as_strided(lengths, strides, offset // itemsize)
+        except (RuntimeError, TypeError, ValueError, OverflowError):
+            raise _no_such_shape(name, shape) from None

@@ -1,6 +1,7 @@
 //! `thruway bench`: the machine's limits, and Thruway on each path beside them.
 
 mod child;
+mod profile;
 
 use std::ffi::OsString;
 use std::path::{Path as FilePath, PathBuf};
@@ -181,7 +182,9 @@ struct Bench<'a> {
 }
 
 pub(super) fn run(args: &BenchArgs, output: &Output, again: &[OsString]) -> Result<Outcome> {
-    let session = Session::builder().device(args.device).build()?;
+    // What is measured is the rules; a profile follows from it.
+    let session = Session::builder().device(args.device).profile(None).build()?;
+    let begun = args.save_profile.as_deref().map(|path| Ok((path, profile::begin(path, &session)?))).transpose()?;
     let bytes = args.size.bytes();
     ensure_host_bytes(measure::memory_needed(bytes))?;
     // The model, and beside it the file on which the drive's limit is measured.
@@ -203,6 +206,8 @@ pub(super) fn run(args: &BenchArgs, output: &Output, again: &[OsString]) -> Resu
     result_table(&results, limits).into_iter().try_for_each(|line| output.line(line))?;
     output.line("")?;
     roofline(&roofs, limits).into_iter().try_for_each(|line| output.line(line))?;
+    let (session, work) = (&bench.session, (bench.bytes, args.repeat));
+    let saved = begun.map(|begun| profile::save(begun, session, scratch.path(), work, output)).transpose()?;
     for name in &wrong {
         output.line(format!("WRONG BYTES: {}", crate::escape::safe(name)))?;
     }
@@ -217,6 +222,7 @@ pub(super) fn run(args: &BenchArgs, output: &Output, again: &[OsString]) -> Resu
         "results": results.iter().map(|result| object(result, limits)).collect::<Vec<Value>>(),
         "roofline": roofs.iter().map(|roof| roof.to_json(limits)).collect::<Vec<Value>>(),
         "wrong": wrong,
+        "profile": saved,
     }))?;
     Ok(if wrong.is_empty() { Outcome::Fine } else { Outcome::Fault })
 }

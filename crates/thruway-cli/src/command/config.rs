@@ -1,46 +1,25 @@
 //! `thruway config`: `cufile.json`, checked, explained, written.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use thruway::doctor::cufile::edit::EMPTY;
+use thruway::doctor::cufile::edit::apply;
 use thruway::doctor::cufile::jsonc::{Node, Value, parse};
 use thruway::doctor::cufile::schema::{KEYS, find};
-use thruway::doctor::cufile::{Audit, audit, set};
-use thruway::storage::probe::{Prober, Unseen};
-use thruway::storage::{Namespace, OsNamespace, Staging};
+use thruway::doctor::cufile::{Audit, audit};
 use thruway::{Error, ErrorKind, Result};
 
 use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
-
-/// No `cufile.json` comes near it.
-const BYTES_MAX: usize = 1 << 20;
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+use crate::place::publish;
+use crate::settings_file::{beside, read};
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
     match &args.action {
         ConfigAction::Check(args) => check(&args.file, output),
         ConfigAction::Explain(args) => explain(&args.file, output),
         ConfigAction::Write(args) => write(args, output),
-    }
-}
-
-/// The text of the file; `None` if it is not there.
-fn read(path: &Path) -> Result<Option<String>> {
-    match Prober::new(PATIENCE).read(path, BYTES_MAX) {
-        Ok(bytes) => String::from_utf8(bytes)
-            .map(Some)
-            .map_err(|_| Error::new(ErrorKind::Malformed, "the file is no UTF-8 text").with_file(path)),
-        Err(Unseen::Absent) => Ok(None),
-        Err(Unseen::Denied) => Err(Error::new(ErrorKind::PermissionDenied, "this user may not read the file").with_file(path)),
-        Err(Unseen::Silent(_)) => Err(Error::new(ErrorKind::Io, "the file does not answer").with_file(path)),
-        Err(Unseen::Failed(why)) => {
-            Err(Error::new(ErrorKind::InvalidInput, format!("the file cannot be read: {why}")).with_file(path))
-        }
     }
 }
 
@@ -97,16 +76,7 @@ fn explain(path: &Path, output: &Output) -> Result<Outcome> {
 fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
     let path = &args.file;
     let old = read(path)?;
-    let mut text = old.clone().unwrap_or_else(|| EMPTY.to_owned());
-    for (key, value) in changes(args)? {
-        text = set(&text, &key, &value).map_err(|error| error.with_file(path))?;
-    }
-    let faults: Vec<String> =
-        judged(path, &text)?.remarks.iter().filter(|remark| remark.is_fault).map(|remark| remark.path.clone()).collect();
-    if !faults.is_empty() {
-        let message = format!("the file would still have faults: {}", faults.join(", "));
-        return Err(Error::new(ErrorKind::Malformed, message).with_file(path).with_hint("see `thruway config check`"));
-    }
+    let text = apply(old.as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
     if old.as_deref() == Some(&text) {
         output.line(format!("{}: nothing to change", safe_path(path)))?;
         output.object(&json!({"file": path.to_string_lossy(), "changed": false, "old": null}))?;
@@ -140,27 +110,4 @@ fn changes(args: &ConfigWriteArgs) -> Result<Vec<(String, String)>> {
         changes.push((key.to_owned(), value.to_owned()));
     }
     Ok(changes)
-}
-
-/// `cufile.json.old`
-fn beside(path: &Path) -> PathBuf {
-    let mut name: OsString = path.as_os_str().to_owned();
-    name.push(".old");
-    PathBuf::from(name)
-}
-
-/// All of the text under this name, or what was there before.
-fn publish(path: &Path, text: &str) -> Result<()> {
-    // What a link points to is the file that is meant.
-    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let namespace: Arc<dyn Namespace> = Arc::new(OsNamespace);
-    let (staging, file) = Staging::file(namespace, &path)?;
-    let mut done = 0;
-    while done < text.len() {
-        let at = done as u64;
-        let written = file.write_at(&text.as_bytes()[done..], at);
-        done += written.map_err(|error| Error::from_io("cannot write", error).with_file(&path))?;
-    }
-    file.sync()?;
-    staging.publish()
 }

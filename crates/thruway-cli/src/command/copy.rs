@@ -23,7 +23,7 @@ pub(super) fn run(args: &CopyArgs, output: &Output) -> Result<Outcome> {
         }
     }
     let bar = output.bar("copying", model.bytes());
-    let mut options = CopyOptions::default().cancel(stop::cancel());
+    let mut options = CopyOptions::default().cancel(stop::cancel()).stripes(args.stripe.iter().cloned());
     if let Some(size) = shard_size {
         options = options.max_shard_size(size);
     }

@@ -2,18 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use thruway::base::settings::CUDA_LIBRARY;
-use thruway::doctor::facts::{Capture, Facts, Live, Recorder, Tree};
+use thruway::Result;
+use thruway::doctor::examine;
+use thruway::doctor::facts::Recorder;
 use thruway::doctor::report::{Finding, Health, Report, Verdict};
-use thruway::doctor::{captured_paths, examine};
-use thruway::{Error, ErrorKind, Result};
+use thruway::doctor::setup::Plan;
+use thruway::doctor::topology::Topology;
 
 use crate::args::DoctorArgs;
 use crate::escape::{safe, safe_path};
+use crate::facts::{absolute, captured, live, write_new};
 use crate::output::{Outcome, Output, counted};
-
-/// The longest capture that is read.
-const CAPTURE_BYTES_MAX: u64 = 64 << 20;
 
 pub(super) fn run(args: &DoctorArgs, output: &Output) -> Result<Outcome> {
     let report = match &args.from {
@@ -31,49 +30,27 @@ pub(super) fn run(args: &DoctorArgs, output: &Output) -> Result<Outcome> {
 
 /// This machine.
 fn here(args: &DoctorArgs, output: &Output) -> Result<Report> {
-    let live = Live::new(std::env::var_os(CUDA_LIBRARY).map(PathBuf::from));
+    let live = live();
     let current = [PathBuf::from(".")];
     let paths = absolute(if args.paths.is_empty() { &current } else { &args.paths })?;
     let Some(file) = &args.capture else { return Ok(examine(&live, &paths)) };
     let recorder = Recorder::new(live);
     let report = examine(&recorder, &paths);
-    write_new(file, &recorder.capture().to_text())?;
+    // A capture serves `topo` and `setup` as well.
+    drop(Topology::examine(&recorder, &[]));
+    drop(Plan::draw(&recorder, &paths, None));
+    let mut capture = recorder.capture();
+    capture.keep_places(&paths);
+    write_new(file, &capture.to_text())?;
     output.remark(format!("wrote {}: read it before you send it", safe_path(file)));
     Ok(report)
 }
 
 /// Another machine, whose facts lie in a file or a directory.
 fn elsewhere(from: &Path, paths: &[PathBuf]) -> Result<Report> {
+    let (facts, captured) = captured(from)?;
     let named: Vec<String> = paths.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-    let failed = |error| Error::from_io("cannot read the capture", error).with_file(from);
-    let metadata = std::fs::metadata(from).map_err(failed)?;
-    if metadata.is_dir() {
-        let named = if named.is_empty() { vec!["/".to_owned()] } else { named };
-        return Ok(examine(&Tree::new(from)? as &dyn Facts, &named));
-    }
-    if !metadata.is_file() || metadata.len() > CAPTURE_BYTES_MAX {
-        return Err(Error::new(ErrorKind::InvalidInput, "this is no capture: it is no regular file, or too long").with_file(from));
-    }
-    let text = std::fs::read(from).map_err(failed)?;
-    let capture = Capture::parse(&String::from_utf8_lossy(&text)).map_err(|error| error.with_file(from))?;
-    let named = if named.is_empty() { captured_paths(&capture) } else { named };
-    Ok(examine(&capture, &named))
-}
-
-/// Paths as they are seen from the root, so that mounts can be told apart. Nothing is looked at.
-fn absolute(paths: &[PathBuf]) -> Result<Vec<String>> {
-    let one = |path: &PathBuf| {
-        let absolute = std::path::absolute(path).map_err(|error| Error::from_io("cannot name", error).with_file(path))?;
-        Ok(absolute.to_string_lossy().into_owned())
-    };
-    paths.iter().map(one).collect()
-}
-
-fn write_new(file: &Path, text: &str) -> Result<()> {
-    use std::io::Write;
-    let failed = |error| Error::from_io("cannot write the capture", error).with_file(file);
-    let mut target = std::fs::File::create_new(file).map_err(failed)?;
-    target.write_all(text.as_bytes()).map_err(failed)
+    Ok(examine(facts.as_ref(), if named.is_empty() { &captured } else { &named }))
 }
 
 fn print(report: &Report, all: bool, output: &Output) -> Result<()> {

@@ -49,7 +49,7 @@ struct Needs {
 
 pub(super) fn run(args: &LoadArgs, output: &Output) -> Result<Outcome> {
     let begun = Instant::now();
-    let session = Session::builder().device(args.device).path(args.path).build()?;
+    let session = crate::place::session(args.device, args.path, args.profile.as_ref())?;
     let startup_seconds = begun.elapsed().as_secs_f64();
     let memory = PeakMemory::begin();
     let loaded = load(&session, args, output)?;

@@ -50,6 +50,11 @@ impl Run {
         self
     }
 
+    /// The command line must have made no sense.
+    pub(crate) fn assert_usage(&self) {
+        assert_eq!(self.status, Some(2), "{self:?}");
+    }
+
     /// Fails if a terminal could obey anything of what was printed.
     pub(crate) fn assert_safe_for_terminals(&self) {
         let obeyed = |c: &char| (c.is_control() && *c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -90,7 +95,55 @@ pub(crate) fn run_with_fast_gpu<A: AsRef<OsStr>>(directory: &Path, arguments: im
     run_command(command, arguments)
 }
 
-fn run_command<A: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = A>) -> Run {
+/// A machine with a GPU and cuFile, both in software, whose GPU's driver publishes memory for the DMA of drives if it is to be
+/// `direct`.
+#[derive(Debug)]
+pub(crate) struct CuFileMachine {
+    root: tempfile::TempDir,
+}
+
+impl CuFileMachine {
+    pub(crate) fn new(direct: bool) -> Self {
+        let root = scratch();
+        let memory = root.path().join("pci/0000:01:00.0/p2pmem");
+        if direct {
+            std::fs::create_dir_all(&memory).expect("a directory");
+            std::fs::write(memory.join("size"), "1048576\n").expect("written");
+        }
+        Self { root }
+    }
+
+    /// Runs the command in `directory`. `settings` are environment variables beside those that make the machine.
+    pub(crate) fn run<A: AsRef<OsStr>>(
+        &self,
+        directory: &Path,
+        settings: &[(&str, &str)],
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Run {
+        let report = self.root.path().join("report");
+        if report.exists() {
+            std::fs::remove_file(&report).expect("removed");
+        }
+        let mut command = command_with_gpu(directory);
+        command
+            .env("THRUWAY_CUFILE_LIB", thruway_testkit::fake_cufile::fake_cufile_path())
+            .env("THRUWAY_PCI_DEVICES", self.root.path().join("pci"))
+            .env("FAKE_CUDA_ALIGNMENT", "65536")
+            .env("FAKE_CUFILE_WAY", "p2p")
+            .env("FAKE_CUFILE_REPORT", report);
+        command.envs(settings.iter().copied());
+        run_command(command, arguments)
+    }
+
+    /// What the last command made cuFile do; `None` if it never opened and closed it.
+    pub(crate) fn report(&self) -> Option<Value> {
+        let text = std::fs::read_to_string(self.root.path().join("report")).ok()?;
+        Some(serde_json::from_str(&text).expect("valid JSON"))
+    }
+}
+
+/// As [`run`], of a command made ready by the test.
+pub(crate) fn run_command<A: AsRef<OsStr>>(mut command: Command, arguments: impl IntoIterator<Item = A>) -> Run {
     let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start");
     let reader = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {

@@ -3,13 +3,14 @@
 #![allow(clippy::missing_safety_doc, reason = "each function asks for what cuFile's function of its name asks for")]
 
 use std::ffi::{c_int, c_void};
+use std::sync::PoisonError;
 
 use thruway_sys::cufile::*;
 
-use crate::config::Way;
-use crate::io::{Operation, perform};
+use crate::config::{Counters, Way};
+use crate::io::{Operation, perform, write_report};
 use crate::stats;
-use crate::world::{Answer, Buffer, Handle, World, call};
+use crate::world::{Answer, Buffer, Handle, SHARED, World, call, lock};
 
 /// Declares which functions are exported, and checks that each has the very type that the product's table expects.
 macro_rules! exported {
@@ -61,7 +62,8 @@ fn open(world: &mut World) -> Answer {
         return Err(CU_FILE_DRIVER_NOT_INITIALIZED);
     }
     let of_device = |ordinal| CUfilePerGpuStats_t { uuid: driver.uuid(ordinal), ..CUfilePerGpuStats_t::default() };
-    world.gpus = (0..driver.device_count()).map(of_device).collect();
+    let counted = if world.config.counters == Counters::Absent { 0 } else { driver.device_count() };
+    world.gpus = (0..counted).map(of_device).collect();
     world.open = true;
     Ok(())
 }
@@ -69,6 +71,7 @@ fn open(world: &mut World) -> Answer {
 /// Does not come back with a spin where there is no CUDA driver, but with 5033 and a fault.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
+    drop(SHARED.released.wait_while(lock(), |world| world.held).unwrap_or_else(PoisonError::into_inner));
     call("cuFileDriverOpen", open)
 }
 
@@ -84,6 +87,7 @@ pub unsafe extern "C" fn cuFileDriverClose_v2() -> CUfileError_t {
             world.fault("closed_with_registrations", left);
         }
         (world.open, world.counting) = (false, false);
+        write_report(world);
         Ok(())
     })
 }

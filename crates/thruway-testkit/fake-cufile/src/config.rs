@@ -22,6 +22,7 @@ pub(crate) enum Counters {
     Still,
     Half,
     Other,
+    Absent,
 }
 
 /// How this library behaves.
@@ -32,6 +33,7 @@ pub(crate) struct Config {
     pub(crate) allow_compat: bool,
     pub(crate) counters: Counters,
     pub(crate) nvfs_stats: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     pub(crate) fail: Vec<Rule>,
     pub(crate) cu_err: u32,
     pub(crate) short: usize,
@@ -51,6 +53,7 @@ impl Default for Config {
             allow_compat: false,
             counters: Counters::True,
             nvfs_stats: None,
+            report: None,
             fail: Vec::new(),
             cu_err: 0,
             short: 0,
@@ -130,10 +133,16 @@ impl Config {
             }
             "ALLOW_COMPAT" => self.allow_compat = number::<u8>(key, value)? != 0,
             "COUNTERS" => {
-                let all =
-                    [("true", Counters::True), ("still", Counters::Still), ("half", Counters::Half), ("other", Counters::Other)];
+                let all = [
+                    ("true", Counters::True),
+                    ("still", Counters::Still),
+                    ("half", Counters::Half),
+                    ("other", Counters::Other),
+                    ("absent", Counters::Absent),
+                ];
                 self.counters = all.iter().find(|(name, _)| *name == value).ok_or_else(unknown)?.1;
             }
+            "REPORT" => self.report = Some(PathBuf::from(value)),
             "NVFS_STATS" => self.nvfs_stats = Some(PathBuf::from(value)),
             "FAIL" => self.fail = Rule::parse_list(value)?,
             "CU_ERR" => self.cu_err = number(key, value)?,

@@ -57,7 +57,7 @@ pub unsafe extern "C" fn fake_cufile_reset(config: *const c_char) -> c_int {
     0
 }
 
-/// With anything but 0, no read or write ends any more, until a call with 0 or a reset.
+/// With anything but 0, no read, no write and no opening ends any more, until a call with 0 or a reset.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cufile_hold(held: c_int) {
     lock().held = held != 0;

@@ -1,6 +1,7 @@
 //! Reads and writes: between a file and wherever the CPU finds the memory.
 
 use std::ffi::{c_int, c_void};
+use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -193,8 +194,17 @@ fn count_nvfs(world: &mut World, is_read: bool, bytes: u64) {
 
 /// Writes the totals where `/proc` would have them.
 pub(crate) fn write_nvfs(world: &mut World) {
-    if let Some(path) = &world.config.nvfs_stats
-        && let Err(error) = std::fs::write(path, world.nvfs.text())
+    write(world, world.config.nvfs_stats.clone(), world.nvfs.text());
+}
+
+/// Writes the report where a test of another process looks for it.
+pub(crate) fn write_report(world: &mut World) {
+    write(world, world.config.report.clone(), world.report().to_string());
+}
+
+fn write(world: &mut World, path: Option<PathBuf>, text: String) {
+    if let Some(path) = path
+        && let Err(error) = std::fs::write(&path, text)
     {
         let detail = format!("{}: {error}", path.display());
         world.fault("internal", detail);

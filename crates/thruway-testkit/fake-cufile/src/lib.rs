@@ -24,8 +24,9 @@
 //! | `FAKE_CUFILE_VERSION` | what `cuFileGetVersion` says, and the layout of the statistics | 1150 |
 //! | `FAKE_CUFILE_WAY` | how bytes go, as the counters tell: `nvfs`, `p2p`, or `posix` (compatibility mode) | nvfs |
 //! | `FAKE_CUFILE_ALLOW_COMPAT` | 1: the configuration allows compatibility mode; else, with `posix`, nothing opens | 0 |
-//! | `FAKE_CUFILE_COUNTERS` | `true`; `still` (they do not move), `half` (they count half), `other` (another GPU's move) | true |
+//! | `FAKE_CUFILE_COUNTERS` | `true`; `still` (they do not move), `half` (they count half), `other` (another GPU's move), `absent` (they have no GPU) | true |
 //! | `FAKE_CUFILE_NVFS_STATS` | a file to which totals are written as nvidia-fs writes them | none |
+//! | `FAKE_CUFILE_REPORT` | a file to which the report is written when the driver is closed, for processes that are not the test's own | none |
 //! | `FAKE_CUFILE_FAIL` | `symbol:nth:code`, separated by commas: that call fails; below 5000 it is an error number; with a leading `e` it comes in `errno` whatever it is | none |
 //! | `FAKE_CUFILE_CU_ERR` | the CUDA code in each answer, success or not | 0 |
 //! | `FAKE_CUFILE_SHORT` | the most bytes that one read or write moves; 0 is no limit | 0 |

@@ -11,6 +11,7 @@
 //! | `THRUWAY_PCI_DEVICES` | the directory of PCI devices, for tests | path | `/sys/bus/pci/devices` |
 //! | `THRUWAY_CUFILE` | cuFile: `auto`, `off`, or `compat` (its compatibility mode too, through host memory) | | `auto` |
 //! | `THRUWAY_CUFILE_LIB` | cuFile's library | path | as it is found |
+//! | `THRUWAY_PROFILE` | measured rates that the choice of path follows ([`io::profile`](crate::io::profile)) | path | none |
 //! | `THRUWAY_RING_SIZE` | the most staging memory | bytes (`256MiB`) | 256 MiB |
 
 use super::error::{Error, ErrorKind, Result, printable};
@@ -24,6 +25,9 @@ pub const PCI_DEVICES: &str = "THRUWAY_PCI_DEVICES";
 
 /// The environment variable that names cuFile's library.
 pub const CUFILE_LIBRARY: &str = "THRUWAY_CUFILE_LIB";
+
+/// The environment variable that names the file of measured rates.
+pub const PROFILE: &str = "THRUWAY_PROFILE";
 
 /// Whether cuFile is used between drives and GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

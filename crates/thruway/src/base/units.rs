@@ -32,20 +32,25 @@ impl ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    /// Decimal units with three significant digits, as drives and the Hugging Face hub count: `8.72 GB`.
+    /// Decimal units, rounded to three significant digits, as drives and the Hugging Face hub count: `8.72 GB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 4] = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
+        const UNITS: [(u64, &str); 4] = [(1_000, "kB"), (1_000_000, "MB"), (1_000_000_000, "GB"), (1_000_000_000_000, "TB")];
+        if self.0 < 1_000 {
+            return write!(f, "{} B", self.0);
+        }
         for (unit, name) in UNITS {
-            if self.0 >= unit {
-                let (whole, milli) = (self.0 / unit, (self.0 % unit) / (unit / 1000));
-                return match whole {
-                    0..10 => write!(f, "{whole}.{:02} {name}", milli / 10),
-                    10..100 => write!(f, "{whole}.{} {name}", milli / 100),
-                    _ => write!(f, "{whole} {name}"),
-                };
+            let hundredths = (u128::from(self.0) * 100 + u128::from(unit) / 2) / u128::from(unit);
+            let tenths = (u128::from(self.0) * 10 + u128::from(unit) / 2) / u128::from(unit);
+            let whole = (u128::from(self.0) + u128::from(unit) / 2) / u128::from(unit);
+            if hundredths < 1_000 {
+                return write!(f, "{}.{:02} {name}", hundredths / 100, hundredths % 100);
+            } else if tenths < 1_000 {
+                return write!(f, "{}.{} {name}", tenths / 10, tenths % 10);
+            } else if whole < 1_000 || name == "TB" {
+                return write!(f, "{whole} {name}");
             }
         }
-        write!(f, "{} B", self.0)
+        Ok(())
     }
 }
 
@@ -175,9 +180,15 @@ mod tests {
             (0, "0 B"),
             (999, "999 B"),
             (1_000, "1.00 kB"),
-            (90_868_376, "90.8 MB"),
+            (90_868_376, "90.9 MB"),
+            (999_499, "999 kB"),
+            (999_500, "1.00 MB"),
+            (9_994_999, "9.99 MB"),
+            (9_995_000, "10.0 MB"),
             (8_720_000_000, "8.72 GB"),
             (141_000_000_000, "141 GB"),
+            (1_234_567_000_000_000, "1235 TB"),
+            (u64::MAX, "18446744 TB"),
         ] {
             assert_eq!(ByteSize(bytes).to_string(), text);
         }

@@ -80,6 +80,19 @@ impl Gpu {
         &self.facts
     }
 
+    /// The newest CUDA version that its driver serves, as `(major, minor)`.
+    ///
+    /// # Errors
+    /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
+    pub fn driver_version(&self) -> Result<(u32, u32)> {
+        let mut version = 0;
+        // SAFETY: the pointer is to a local that lives through the call.
+        let code = unsafe { (self.cuda().cuDriverGetVersion)(&raw mut version) };
+        self.driver.check(code, "cuDriverGetVersion")?;
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
     /// The bytes of its memory that are free now.
     ///
     /// # Errors

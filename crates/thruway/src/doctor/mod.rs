@@ -12,6 +12,8 @@ pub mod machine;
 pub mod parse;
 pub mod report;
 mod route;
+pub mod setup;
+pub mod topology;
 
 use facts::{Facts, Kind};
 
@@ -19,9 +21,15 @@ pub use report::Report;
 
 /// Examines the machine behind `facts`, and the places `paths` on it. Changes nothing, and takes bounded time.
 pub fn examine(facts: &dyn Facts, paths: &[String]) -> Report {
+    diagnose(facts, paths).1
+}
+
+/// The machine and what was found on it.
+fn diagnose(facts: &dyn Facts, paths: &[String]) -> (machine::Machine, Report) {
     let machine = machine::Machine::examine(facts, paths);
     let findings = checks::all(facts, &machine);
-    route::conclude(&machine, findings)
+    let report = route::conclude(&machine, findings);
+    (machine, report)
 }
 
 /// The places that a capture was made for.

@@ -99,7 +99,7 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
     };
     PathReport {
         path: target.path.clone(),
-        storage: storage(target),
+        storage: target.describe(),
         gpu: match open {
             Some(Route::KernelP2pdma) => pool(machine, target).map(|device| format!("{} (its memory buffer)", device.address)),
             _ => gpu.map(Gpu::label),
@@ -170,18 +170,6 @@ fn strict(machine: &Machine, path: &PathReport) -> Option<Finding> {
         next => next.to_owned(),
     };
     Some(Finding::new("cufile.strict", Verdict::Fault, seen, &machine.config.path).about(&path.path).remedy(remedy))
-}
-
-fn storage(target: &Target) -> String {
-    let mut words: Vec<String> = target.mount.iter().map(|mount| mount.kind.clone()).collect();
-    words.extend(target.layers.iter().map(|layer| layer.name.clone()));
-    let drives: Vec<&str> = target.drives.iter().map(|drive| drive.name.as_str()).collect();
-    if drives.len() > 4 {
-        words.push(format!("{} drives", drives.len()));
-    } else if !drives.is_empty() {
-        words.push(drives.join(" + "));
-    }
-    if words.is_empty() { "unknown".to_owned() } else { words.join(" on ") }
 }
 
 fn sentence(machine: &Machine, path: &PathReport) -> String {

@@ -85,6 +85,8 @@ pub enum Reach {
         rules: DirectRules,
         /// Whether it is faster even than a copy of what the page cache holds.
         beats_cache: bool,
+        /// Whether the trial was proven. If not, what goes this way will be called unverified.
+        is_proven: bool,
         /// How it is known.
         reason: Arc<str>,
     },

@@ -21,6 +21,7 @@ pub mod engine;
 pub mod layer;
 pub mod policy;
 mod pool;
+pub mod profile;
 
 pub use pool::{EngineFactory, EnginePool, Made, OsEngines, Pooled};
 

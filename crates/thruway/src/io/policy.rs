@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::direct::Reach;
+use super::profile::Advice;
 use crate::base::{Error, ErrorKind, Extent, Result};
 use crate::memory::MemoryKind;
 use crate::storage::{DirectRules, Residency};
@@ -149,7 +150,7 @@ pub fn read_spans(
     facts: FileFacts,
     extent: Extent,
     policy: PathPolicy,
-    reach: &Reach,
+    (reach, advice): (&Reach, &Advice),
     residency: &dyn Fn(Extent) -> Residency,
 ) -> Result<Vec<Span>> {
     if let Some(span) = required(facts, extent, policy, reach)? {
@@ -158,24 +159,22 @@ pub fn read_spans(
     if let Reach::Direct { beats_cache: true, reason, .. } = reach {
         return Ok(vec![span(extent, Source::Direct, reason)]);
     }
-    let past_cache = match (reach, facts.direct) {
-        (Reach::Direct { .. }, _) => Source::Direct,
-        (_, Some(_)) => Source::Drive,
+    let past_cache: &[Path] = match (reach, facts.direct) {
+        (Reach::Direct { .. }, Some(_)) => &[Path::Direct, Path::Staged],
+        (Reach::Direct { .. }, None) => &[Path::Direct],
+        (_, Some(_)) => &[Path::Staged],
         (_, None) => return Ok(vec![span(extent, Source::PageCache, &beside("the filesystem refuses O_DIRECT", reach))]),
     };
     let mut spans: Vec<Span> = Vec::new();
     let decide = |extent: Extent, residency: Residency| {
-        let (source, why) = match residency {
-            Residency::All => (Source::PageCache, "in the page cache"),
-            Residency::None => (past_cache, "not in the page cache"),
-            Residency::Some => (past_cache, "only partly in the page cache"),
-            Residency::Unknown => (past_cache, "the kernel does not tell what the page cache holds"),
+        let why = match residency {
+            Residency::All => "in the page cache",
+            Residency::None => "not in the page cache",
+            Residency::Some => "only partly in the page cache",
+            Residency::Unknown => "the kernel does not tell what the page cache holds",
         };
-        match (source, reach) {
-            // Where it would have been possible, nothing is to be said of what was not needed.
-            (Source::PageCache, Reach::Direct { .. }) => span(extent, source, why),
-            _ => span(extent, source, &beside(why, reach)),
-        }
+        let cached: &[Path] = if residency == Residency::All { &[Path::Cached] } else { &[] };
+        chosen(extent, why, &[cached, past_cache].concat(), (reach, advice))
     };
     match residency(extent) {
         Residency::Some => {
@@ -200,15 +199,34 @@ pub fn read_spans(
 ///
 /// # Errors
 /// [`PathUnavailable`](ErrorKind::PathUnavailable) if the policy requires what the filesystem refuses.
-pub fn write_span(facts: FileFacts, extent: Extent, policy: PathPolicy, reach: &Reach) -> Result<Span> {
+pub fn write_span(facts: FileFacts, extent: Extent, policy: PathPolicy, (reach, advice): (&Reach, &Advice)) -> Result<Span> {
     if let Some(span) = required(facts, extent, policy, reach)? {
         return Ok(span);
     }
+    let why = "a new file is written past the page cache";
     Ok(match (reach, facts.direct) {
-        (Reach::Direct { reason, .. }, _) => span(extent, Source::Direct, reason),
-        (_, Some(_)) => span(extent, Source::Drive, &beside("a new file is written past the page cache", reach)),
+        (Reach::Direct { .. }, Some(_)) => chosen(extent, why, &[Path::Direct, Path::Staged, Path::Cached], (reach, advice)),
+        (Reach::Direct { reason, .. }, None) => span(extent, Source::Direct, reason),
+        (_, Some(_)) => chosen(extent, why, &[Path::Staged, Path::Cached], (reach, advice)),
         (_, None) => span(extent, Source::PageCache, &beside("the filesystem refuses O_DIRECT", reach)),
     })
+}
+
+/// The span by the first of the paths that are possible, which the rules would take, or by another that a profile has found
+/// faster. (To host memory, of which no profile speaks, `Staged` stands for straight past the page cache as well.)
+fn chosen(extent: Extent, why: &str, possible: &[Path], (reach, advice): (&Reach, &Advice)) -> Span {
+    let (path, said) = advice.choose(possible[0], possible);
+    let source = match path {
+        Path::Direct => Source::Direct,
+        Path::Cached => Source::PageCache,
+        _ => Source::Drive,
+    };
+    let reason = match (source, reach) {
+        // Where it would have been possible, nothing is to be said of what was not needed.
+        (Source::PageCache | Source::Drive, Reach::Direct { .. }) => why.to_owned(),
+        _ => beside(why, reach),
+    };
+    span(extent, source, &said.map_or_else(|| reason.clone(), |said| format!("{reason}; {said}")))
 }
 
 fn required(facts: FileFacts, extent: Extent, policy: PathPolicy, reach: &Reach) -> Result<Option<Span>> {
@@ -248,6 +266,7 @@ mod tests {
     use super::*;
     use crate::base::Alignment;
     use crate::io::direct::Refusal;
+    use crate::io::profile::SizeClass;
 
     const RULES: DirectRules = DirectRules { memory: Alignment::PAGE, offset: Alignment::PAGE };
     const DIRECT: FileFacts = FileFacts { length: 100 << 20, direct: Some(RULES), peer: None, window: false };
@@ -263,7 +282,7 @@ mod tests {
             (_, true) => Residency::None,
             _ => Residency::Some,
         };
-        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &Reach::Moot, &residency).expect("possible");
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, (&Reach::Moot, &Advice::None), &residency).expect("possible");
         let sources: Vec<Source> = spans.iter().map(|span| span.source).collect();
         assert_eq!(sources, [Source::PageCache, Source::Drive, Source::Drive]);
         assert_eq!(spans[0].extent, Extent::new(8, (32 << 20) - 8));
@@ -273,26 +292,32 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_read_from_the_drive() {
-        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &Reach::Moot, &|_| Residency::Unknown).expect("possible");
+        let spans =
+            read_spans(DIRECT, ALL, PathPolicy::Auto, (&Reach::Moot, &Advice::None), &|_| Residency::Unknown).expect("possible");
         assert_eq!(spans[0].source, Source::Drive);
     }
 
     #[test]
     fn a_filesystem_without_o_direct_goes_through_the_page_cache_and_says_so() {
-        let spans = read_spans(REFUSED, ALL, PathPolicy::Auto, &Reach::Moot, &|_| Residency::None).expect("possible");
+        let spans =
+            read_spans(REFUSED, ALL, PathPolicy::Auto, (&Reach::Moot, &Advice::None), &|_| Residency::None).expect("possible");
         assert_eq!(spans[0].source, Source::PageCache);
         assert!(spans[0].reason.contains("O_DIRECT"));
         let error =
-            read_spans(REFUSED, ALL, PathPolicy::Require(Path::Staged), &Reach::Moot, &|_| Residency::None).expect_err("refused");
+            read_spans(REFUSED, ALL, PathPolicy::Require(Path::Staged), (&Reach::Moot, &Advice::None), &|_| Residency::None)
+                .expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::PathUnavailable);
-        assert_eq!(write_span(REFUSED, ALL, PathPolicy::Auto, &Reach::Moot).expect("possible").source, Source::PageCache);
+        assert_eq!(
+            write_span(REFUSED, ALL, PathPolicy::Auto, (&Reach::Moot, &Advice::None)).expect("possible").source,
+            Source::PageCache
+        );
     }
 
     #[test]
     fn a_drive_that_reaches_the_device_is_taken_past_the_page_cache_and_over_it_only_where_that_pays() {
-        let reach = |beats_cache| Reach::Direct { rules: RULES, beats_cache, reason: "tried".into() };
+        let reach = |beats_cache| Reach::Direct { rules: RULES, beats_cache, is_proven: true, reason: "tried".into() };
         let sources = |policy, beats_cache, residency| {
-            let spans = read_spans(DIRECT, ALL, policy, &reach(beats_cache), &|_| residency).expect("possible");
+            let spans = read_spans(DIRECT, ALL, policy, (&reach(beats_cache), &Advice::None), &|_| residency).expect("possible");
             (spans[0].source, spans[0].reason.contains("tried"))
         };
         assert_eq!(sources(PathPolicy::Auto, false, Residency::None), (Source::Direct, true));
@@ -300,22 +325,55 @@ mod tests {
         assert_eq!(sources(PathPolicy::Auto, true, Residency::All), (Source::Direct, true));
         assert_eq!(sources(PathPolicy::Require(Path::Direct), false, Residency::All), (Source::Direct, true));
         assert_eq!(sources(PathPolicy::Require(Path::Staged), true, Residency::None), (Source::Drive, false));
-        assert_eq!(write_span(DIRECT, ALL, PathPolicy::Auto, &reach(false)).expect("possible").source, Source::Direct);
+        assert_eq!(
+            write_span(DIRECT, ALL, PathPolicy::Auto, (&reach(false), &Advice::None)).expect("possible").source,
+            Source::Direct
+        );
     }
 
     #[test]
     fn a_drive_that_does_not_reach_the_device_is_an_error_where_it_must_and_a_reason_where_it_need_not() {
         let reach = Reach::Refused(Refusal { reason: "no bridge".into(), hint: "move it".into() });
-        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, &reach, &|_| Residency::None).expect("possible");
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, (&reach, &Advice::None), &|_| Residency::None).expect("possible");
         assert_eq!((spans[0].source, &*spans[0].reason), (Source::Drive, "not in the page cache; not direct: no bridge"));
         let policy = PathPolicy::Require(Path::Direct);
         for error in [
-            read_spans(DIRECT, ALL, policy, &reach, &|_| Residency::None).expect_err("it must be direct"),
-            write_span(DIRECT, ALL, policy, &reach).expect_err("it must be direct"),
+            read_spans(DIRECT, ALL, policy, (&reach, &Advice::None), &|_| Residency::None).expect_err("it must be direct"),
+            write_span(DIRECT, ALL, policy, (&reach, &Advice::None)).expect_err("it must be direct"),
         ] {
             assert_eq!((error.kind(), error.hint()), (ErrorKind::PathUnavailable, Some("move it")));
             assert!(error.message().contains("no bridge"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_profile_decides_between_what_is_possible_and_is_named() {
+        let advice = Advice::Measured {
+            name: "p.json".into(),
+            size: SizeClass::Large,
+            known: vec![(Path::Direct, 3.0), (Path::Staged, 6.0), (Path::Cached, 9.0)],
+        };
+        let reach = Reach::Direct { rules: RULES, beats_cache: false, is_proven: true, reason: "tried".into() };
+        let refused = Reach::Refused(Refusal { reason: "no bridge".into(), hint: "move it".into() });
+        let read = |reach, residency| {
+            let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, (reach, &advice), &|_| residency).expect("possible");
+            (spans[0].source, spans[0].reason.to_string())
+        };
+        let rates = "by the profile p.json: staged 6.00, direct 3.00 GB/s";
+        assert_eq!(read(&reach, Residency::None), (Source::Drive, format!("not in the page cache; {rates}")));
+        let (source, reason) = read(&reach, Residency::All);
+        assert!(source == Source::PageCache && reason.contains("cached 9.00, staged 6.00, direct 3.00"), "{reason}");
+        let (source, reason) = read(&refused, Residency::None);
+        assert!(source == Source::Drive && reason.contains("no bridge") && reason.contains("p.json"), "{reason}");
+        let span = write_span(DIRECT, ALL, PathPolicy::Auto, (&reach, &advice)).expect("possible");
+        assert_eq!(span.source, Source::PageCache, "the fastest of all three");
+        let policy = PathPolicy::Require(Path::Direct);
+        let spans = read_spans(DIRECT, ALL, policy, (&reach, &advice), &|_| Residency::None).expect("possible");
+        assert_eq!((spans[0].source, &*spans[0].reason), (Source::Direct, "tried"), "what is required is taken");
+        let ignored = Advice::Ignored("the profile p.json is ignored: it is stale".into());
+        let spans = read_spans(DIRECT, ALL, PathPolicy::Auto, (&reach, &ignored), &|_| Residency::None).expect("possible");
+        assert_eq!(spans[0].source, Source::Direct);
+        assert_eq!(&*spans[0].reason, "not in the page cache; tried; the profile p.json is ignored: it is stale");
     }
 
     #[test]

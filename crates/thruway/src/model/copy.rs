@@ -3,7 +3,7 @@
 //! The copy is laid out for direct I/O, and complete and durable before it is visible.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::open::{Model, ModelFile};
 use super::resolve::{INDEX, SINGLE};
@@ -19,6 +19,7 @@ use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
 #[derive(Debug, Default)]
 pub struct CopyOptions {
     max_shard_bytes: Option<u64>,
+    stripes: Vec<PathBuf>,
     read_policy: Option<PathPolicy>,
     transfer: TransferOptions,
 }
@@ -30,6 +31,14 @@ impl CopyOptions {
     #[must_use]
     pub fn max_shard_size(mut self, size: ByteSize) -> Self {
         self.max_shard_bytes = Some(size.bytes());
+        self
+    }
+
+    /// Spreads the shards over the target and these directories, best on other drives, which must exist. The target holds links
+    /// to what lies there, and its appearance is what counts. Takes a model of several files, or a size of shards.
+    #[must_use]
+    pub fn stripes(mut self, directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.stripes.extend(directories);
         self
     }
 
@@ -78,7 +87,7 @@ impl Model {
         let write = TransferOptions { cancel, policy: write_policy, ..TransferOptions::default() };
         let read = TransferOptions { policy, ..write.clone() };
         let files = lay_out(&shards, index.map(|index| (INDEX.to_owned(), index)), 0)?;
-        let (writer, mut written) = Writer::begin(&self.context, target, form, files, &write)?;
+        let (writer, mut written) = Writer::begin_striped(&self.context, (target, &options.stripes), form, files, &write)?;
         let mut moved = 0;
         let read = StreamOptions { transfer: read, window_bytes, in_host_memory: false };
         let read = stream(self, &read, |StreamWindow { buffer, parts }| {

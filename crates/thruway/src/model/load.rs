@@ -6,8 +6,10 @@
 //! that a PCI device publishes, which a drive fills directly in the same way); only a tensor
 //! that lies in its file as no number should lie in memory is placed at the next cache line.
 
+mod explain;
+
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -229,40 +231,12 @@ impl Model {
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the memory that is free does not do (said before anything is read, unless
     /// others take it meanwhile), and the first failure of the transfer, naming file, offset and tensor.
     pub fn load(&self, mut options: LoadOptions) -> Result<(Tensors, Receipt)> {
-        let items = self.items(&options)?;
-        let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
-        options.transfer.policy = options.policy.unwrap_or(self.policy);
-        let home = Home::of(&self.context);
-        let shared_bytes = options.shared_bytes.unwrap_or(if matches!(home, Home::Host) { u64::MAX } else { GROUP_BYTES });
-        let mut groups = groups(&items, given, home, shared_bytes);
-        reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), home);
-        // How much the caller's allocator has is for it to say.
-        if options.allocator.is_none() {
-            let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
-            let moved: u64 = items.iter().map(|item| item.rows.bytes()).sum();
-            let staged = options.transfer.policy != PathPolicy::Require(crate::io::policy::Path::Cached);
-            // Chunks of a small load are small.
-            let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
-            home.ensure_bytes(allocated, staging)?;
-        }
+        let (items, groups) = self.laid_out(&mut options)?;
         let places = places_of(&groups, items.len());
         let filled: RefCell<Vec<Buffer>> = RefCell::default();
+        let keep = |buffer| filled.borrow_mut().push(buffer);
         let allocator = RefCell::new(options.allocator.take());
-        let mut batches: Vec<Batch<'_>> = Vec::new();
-        for batch in batched(groups, &items, home.is_gpu()) {
-            let (items, filled, allocator) = (&items, &filled, &allocator);
-            batches.push(Box::new(move || {
-                let mut moves = Vec::new();
-                for (mut buffer, places) in allocate(batch, items, home, allocator.borrow_mut().as_mut())? {
-                    for (item, range) in places {
-                        let region = buffer.region(range)?;
-                        self.add_moves(&items[item], &region, &mut moves);
-                    }
-                    filled.borrow_mut().push(buffer);
-                }
-                Ok(moves)
-            }));
-        }
+        let batches = self.batches(&items, groups, &allocator, &keep);
         let wanted = || items.iter().flat_map(|item| item.rows.iter().map(|extent| (item.entry, extent)));
         let receipt =
             run_batches(&self.context, batches, &options.transfer).map_err(|error| self.name_tensor(error, wanted()))?;
@@ -275,6 +249,71 @@ impl Model {
             range,
         });
         Ok((Tensors::new(tensors.collect()), receipt))
+    }
+
+    /// What the options ask for, dealt into buffers for which there is room.
+    fn laid_out(&self, options: &mut LoadOptions) -> Result<(Vec<Item<'_>>, Vec<Group>)> {
+        let items = self.items(options)?;
+        let given = self.given_buffers(&items, std::mem::take(&mut options.into))?;
+        options.transfer.policy = options.policy.unwrap_or(self.policy);
+        let home = Home::of(&self.context);
+        let shared_bytes = options.shared_bytes.unwrap_or(if matches!(home, Home::Host) { u64::MAX } else { GROUP_BYTES });
+        let mut groups = self.in_turns(groups(&items, given, home, shared_bytes), &items);
+        reuse(&mut groups, options.reuse.take().map(Tensors::into_buffers).unwrap_or_default(), home);
+        // How much the caller's allocator has is for it to say.
+        if options.allocator.is_none() {
+            let allocated: u64 = groups.iter().filter(|group| group.given.is_none()).map(|group| group.bytes).sum();
+            let moved: u64 = items.iter().map(|item| item.rows.bytes()).sum();
+            let staged = options.transfer.policy != PathPolicy::Require(crate::io::policy::Path::Cached);
+            // Chunks of a small load are small.
+            let staging = if staged { self.context.staging_bytes.min(moved / 2) } else { 0 };
+            home.ensure_bytes(allocated, staging)?;
+        }
+        Ok((items, groups))
+    }
+
+    /// The groups, in turns between the drives that their files lie on: what is allocated and planned first is then a little of
+    /// each drive, and all of them are busy from the start.
+    fn in_turns(&self, groups: Vec<Group>, items: &[Item<'_>]) -> Vec<Group> {
+        let mut drives: Vec<(Option<u64>, VecDeque<Group>)> = Vec::new();
+        for group in groups {
+            let file = group.places.first().map(|(item, _)| &self.files[items[*item].entry.file].file);
+            let drive = file.and_then(|file| file.expected).map(|identity| identity.device);
+            match drives.iter_mut().find(|(known, _)| *known == drive) {
+                Some((_, of_drive)) => of_drive.push_back(group),
+                None => drives.push((drive, VecDeque::from([group]))),
+            }
+        }
+        let longest = drives.iter().map(|(_, of_drive)| of_drive.len()).max().unwrap_or(0);
+        (0..longest)
+            .flat_map(|_| drives.iter_mut().filter_map(|(_, of_drive)| of_drive.pop_front()).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// The moves of some buffers at a time, allocated when their turn comes; `keep` gets the buffers.
+    fn batches<'a>(
+        &'a self,
+        items: &'a [Item<'_>],
+        groups: Vec<Group>,
+        allocator: &'a RefCell<Option<Allocator>>,
+        keep: &'a dyn Fn(Buffer),
+    ) -> Vec<Batch<'a>> {
+        let home = Home::of(&self.context);
+        let mut batches: Vec<Batch<'_>> = Vec::new();
+        for batch in batched(groups, items, home.is_gpu()) {
+            batches.push(Box::new(move || {
+                let mut moves = Vec::new();
+                for (mut buffer, places) in allocate(batch, items, home, allocator.borrow_mut().as_mut())? {
+                    for (item, range) in places {
+                        let region = buffer.region(range)?;
+                        self.add_moves(&items[item], &region, &mut moves);
+                    }
+                    keep(buffer);
+                }
+                Ok(moves)
+            }));
+        }
+        batches
     }
 
     /// What the options ask for, in the order of the entries.

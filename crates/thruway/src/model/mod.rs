@@ -17,6 +17,7 @@ mod open;
 mod resolve;
 mod save;
 mod stream;
+mod stripes;
 mod tensors;
 mod verify;
 mod writer;

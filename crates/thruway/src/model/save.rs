@@ -1,7 +1,7 @@
 //! Saving: tensors from memory into safetensors files, published at once.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::writer::{FilePlan, Form, ShardPlan, Writer, lay_out};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
@@ -32,6 +32,7 @@ impl Source {
 pub struct SaveOptions {
     metadata: BTreeMap<String, String>,
     max_shard_bytes: Option<u64>,
+    stripes: Vec<PathBuf>,
     policy: Option<PathPolicy>,
     transfer: TransferOptions,
 }
@@ -48,6 +49,14 @@ impl SaveOptions {
     #[must_use]
     pub fn max_shard_size(mut self, size: ByteSize) -> Self {
         self.max_shard_bytes = Some(size.bytes());
+        self
+    }
+
+    /// Spreads the shards over the target and these directories, best on other drives, which must exist. The target holds links
+    /// to what lies there, and its appearance is what counts. Takes a size of shards.
+    #[must_use]
+    pub fn stripes(mut self, directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.stripes.extend(directories);
         self
     }
 
@@ -99,7 +108,7 @@ pub fn save(
     let specs = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
     let form = if options.max_shard_bytes.is_some() { Form::Directory } else { Form::File };
     let files = plan_group(("model", 0), specs, &sizes, options.max_shard_bytes, &options.metadata)?;
-    let (writer, mut receipt) = Writer::begin(context, target, form, files, &transfer)?;
+    let (writer, mut receipt) = Writer::begin_striped(context, (target, &options.stripes), form, files, &transfer)?;
     let moves = tensors
         .iter()
         .map(|Source { spec, region }| writer.place(0, &spec.name, 0, region.clone()))

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::stripes::{self, Stripe};
 use crate::base::parallel;
 use crate::base::{ByteSize, Error, ErrorKind, Extent, Result};
 use crate::format::safetensors::{self, Entry, Index, TensorSpec};
@@ -85,6 +86,7 @@ struct Staged {
 pub(crate) struct Writer {
     namespace: Arc<dyn Namespace>,
     staging: Staging,
+    stripes: HashMap<usize, Stripe>,
     files: Vec<Staged>,
     /// How many more handles may be kept.
     may_keep: usize,
@@ -101,7 +103,22 @@ impl Writer {
         files: Vec<FilePlan>,
         options: &TransferOptions,
     ) -> Result<(Self, Receipt)> {
-        ensure_space(&*context.namespace, target, files.iter().map(|file| file.bytes).sum())?;
+        Self::begin_striped(context, (target, &[]), form, files, options)
+    }
+
+    /// As [`begin`](Self::begin), with the files of tensors spread over the target and a stripe in each of the directories.
+    pub(super) fn begin_striped(
+        context: &TransferContext,
+        (target, directories): (&Path, &[PathBuf]),
+        form: Form,
+        files: Vec<FilePlan>,
+        options: &TransferOptions,
+    ) -> Result<(Self, Receipt)> {
+        let spread = stripes::spread(&files, directories.len());
+        let mut bytes = vec![0; 1 + directories.len()];
+        files.iter().zip(&spread).for_each(|(file, to)| bytes[*to] += file.bytes);
+        ensure_space(&*context.namespace, target, bytes[0])?;
+        let stripes = stripes::begin(&context.namespace, target, form, directories, &bytes[1..])?;
         let namespace = Arc::clone(&context.namespace);
         let (staging, mut single) = match form {
             Form::File => Staging::file(Arc::clone(&namespace), target).map(|(staging, file)| (staging, Some(file)))?,
@@ -109,12 +126,12 @@ impl Writer {
         };
         // The transfers need descriptors too.
         let may_keep = storage::open_files_left().map_or(KEPT_OPEN_MAX, |left| KEPT_OPEN_MAX.min(left / 4));
-        let mut writer = Self { namespace, staging, files: Vec::new(), may_keep, places: Vec::new() };
+        let mut writer = Self { namespace, staging, stripes, files: Vec::new(), may_keep, places: Vec::new() };
         let mut heads: Vec<(Arc<FileRef>, Vec<u8>)> = Vec::with_capacity(files.len());
-        for (number, FilePlan { name, bytes, head, entries, group }) in files.into_iter().enumerate() {
+        for (number, (FilePlan { name, bytes, head, entries, group }, to)) in files.into_iter().zip(spread).enumerate() {
             let file = match single.take() {
                 Some(file) => writer.add(writer.staging.path().to_owned(), target.to_owned(), file, bytes)?,
-                None => writer.add_member(target, &name, bytes)?,
+                None => writer.add_member((target, to), &name, bytes)?,
             };
             heads.push((file, head));
             let groups = writer.places.len().max(group + 1);
@@ -125,9 +142,15 @@ impl Writer {
         Ok((writer, receipt))
     }
 
-    /// Creates a file of a staged directory.
-    fn add_member(&mut self, target: &Path, name: &str, bytes: u64) -> Result<Arc<FileRef>> {
-        let (path, file) = self.staging.member(name)?;
+    /// Creates a file of a staged directory, or of the stripe with this number and the link to it.
+    fn add_member(&mut self, (target, to): (&Path, usize), name: &str, bytes: u64) -> Result<Arc<FileRef>> {
+        let (path, file) = match self.stripes.get_mut(&to) {
+            Some(stripe) => {
+                self.staging.link(name, &stripe.place_of(name))?;
+                stripe.staging.member(name)?
+            }
+            None => self.staging.member(name)?,
+        };
         self.add(path, target.join(name), file, bytes)
     }
 
@@ -198,7 +221,7 @@ impl Writer {
         bytes: Vec<u8>,
         options: &TransferOptions,
     ) -> Result<Receipt> {
-        let file = self.add_member(target, name, bytes.len() as u64)?;
+        let file = self.add_member((target, 0), name, bytes.len() as u64)?;
         let receipt = write_heads(context, vec![(file, bytes)], options).map_err(|error| self.name_target(error))?;
         self.files.last().map_or(Ok(()), |staged| self.sync_one(staged))?;
         Ok(receipt)
@@ -222,7 +245,8 @@ impl Writer {
                 file.file = (*target).clone();
             }
         }
-        self.staging.publish()
+        let Self { namespace, staging, stripes, .. } = self;
+        stripes::publish(&*namespace, stripes.into_values(), || staging.publish())
     }
 
     /// Makes the files durable, several at once. After the first failure no further one is begun.
@@ -268,7 +292,7 @@ fn write_heads(context: &TransferContext, heads: Vec<(Arc<FileRef>, Vec<u8>)>, o
 }
 
 /// Says before the first byte that the target's filesystem has too little room.
-fn ensure_space(namespace: &dyn Namespace, target: &Path, bytes: u64) -> Result<()> {
+pub(super) fn ensure_space(namespace: &dyn Namespace, target: &Path, bytes: u64) -> Result<()> {
     let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let free = namespace.free_bytes(directory).map_err(|error| error.with("target", shown(target)))?;
     if bytes > free {

@@ -6,18 +6,26 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemFacts {
     root: PathBuf,
+    pci_devices: PathBuf,
 }
 
 impl Default for SystemFacts {
     fn default() -> Self {
-        Self { root: PathBuf::from("/") }
+        Self::below("/")
     }
 }
 
 impl SystemFacts {
     /// Facts of the system below `root`, for tests: `dev`, `proc` and `sys` as they would be below `/`.
     pub fn below(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        Self { pci_devices: root.join("sys/bus/pci/devices"), root }
+    }
+
+    /// The same with another directory of PCI devices.
+    #[must_use]
+    pub fn with_pci_devices(self, pci_devices: impl Into<PathBuf>) -> Self {
+        Self { pci_devices: pci_devices.into(), ..self }
     }
 
     /// Whether NVIDIA's kernel module for DMA between drives and GPUs is there (`/dev/nvidia-fs` and a number).
@@ -34,7 +42,7 @@ impl SystemFacts {
     /// How many bytes of the PCI device at this address its driver has given to the kernel for peer-to-peer DMA; `None` if it
     /// has not asked for that, or the kernel cannot do it.
     pub fn peer_memory_bytes(&self, pci_address: &str) -> Option<u64> {
-        let text = self.read(&Path::new("sys/bus/pci/devices").join(pci_address).join("p2pmem/size"))?;
+        let text = self.read(&self.pci_devices.join(pci_address).join("p2pmem/size"))?;
         text.trim().parse().ok()
     }
 

@@ -67,6 +67,12 @@ pub trait File: Send + Sync + Debug {
         false
     }
 
+    /// What the file's filesystem is known again by, after a restart too: its kind and its number, as far as it has one of its
+    /// own. `None` where it has none. Wrappers pass it on.
+    fn filesystem(&self) -> Option<String> {
+        None
+    }
+
     /// How much of `extent` the page cache holds.
     fn residency(&self, extent: Extent) -> Residency;
 

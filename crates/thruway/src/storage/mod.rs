@@ -26,7 +26,7 @@ pub use limits::{
     available_host_bytes, ensure_host_bytes, io_uring_disabled, kernel_release, limit_of_locked_memory, limit_of_open_files,
     open_files_left, process_cpu_seconds, runs_as_root,
 };
-pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace};
+pub use namespace::{Directory, EntryKind, Lock, Metadata, Namespace, OsNamespace, read_text};
 pub use numa::processors_near;
 pub use os_file::OsFile;
 pub use process::Process;

@@ -94,6 +94,15 @@ pub trait Namespace: Send + Sync + Debug {
     /// [`AlreadyExists`](ErrorKind::AlreadyExists), and whatever the filesystem reports.
     fn create_directory(&self, path: &Path) -> Result<()>;
 
+    /// Creates a symbolic link that points to `target`, where nothing may stand.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists), [`Unsupported`](ErrorKind::Unsupported) where there are no links, and
+    /// whatever the filesystem reports.
+    fn create_link(&self, path: &Path, _target: &Path) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "the filesystem has no symbolic links").with_file(path))
+    }
+
     /// Renames a file over whatever file is there, or a directory over an empty one, atomically.
     ///
     /// # Errors
@@ -247,6 +256,10 @@ impl Namespace for OsNamespace {
         rustix::fs::unlink(path).map_err(|errno| failed("cannot remove", path, errno))
     }
 
+    fn create_link(&self, path: &Path, target: &Path) -> Result<()> {
+        rustix::fs::symlink(target, path).map_err(|errno| failed("cannot create the link", path, errno))
+    }
+
     fn remove_directory(&self, path: &Path) -> Result<()> {
         rustix::fs::unlinkat(rustix::fs::CWD, path, AtFlags::REMOVEDIR)
             .map_err(|errno| failed("cannot remove the directory", path, errno))
@@ -368,6 +381,31 @@ fn failed(what: &str, path: &Path, errno: Errno) -> Error {
         }
         _ => error,
     }
+}
+
+/// The text of a regular file of at most so many bytes.
+///
+/// # Errors
+/// [`InvalidInput`](ErrorKind::InvalidInput) for a longer one, [`Malformed`](ErrorKind::Malformed) for what is no UTF-8, and what
+/// [`Namespace::open`] gives.
+pub fn read_text(namespace: &dyn Namespace, path: &Path, bytes_max: u64) -> Result<String> {
+    let file = namespace.open(path, Access::Read, Buffering::PageCache)?;
+    let length = file.identity()?.length;
+    if length > bytes_max {
+        let message = format!("the file is longer than the {bytes_max} bytes that such a file may have");
+        return Err(Error::new(ErrorKind::InvalidInput, message).with_file(path));
+    }
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], done as u64) {
+            Ok(0) => bytes.truncate(done),
+            Ok(count) => done += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::from_io("cannot read", error).with_file(path)),
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| Error::new(ErrorKind::Malformed, "the file is no text").with_file(path))
 }
 
 /// The text of a small file of the kernel's (/proc, /sys).

@@ -97,6 +97,13 @@ impl File for OsFile {
         self.told().is_some()
     }
 
+    fn filesystem(&self) -> Option<String> {
+        // `f_fsid` of statfs(2): ext4, btrfs and tmpfs make it of the filesystem's UUID, xfs of the device's number.
+        let told = rustix::fs::fstatvfs(&self.fd).ok().filter(|told| told.f_fsid != 0)?;
+        let kind = rustix::fs::fstatfs(&self.fd).ok()?.f_type;
+        Some(format!("{kind:x} {:016x}", told.f_fsid))
+    }
+
     fn residency(&self, extent: Extent) -> Residency {
         residency::of(self.fd.as_fd(), extent)
     }

@@ -86,14 +86,29 @@ impl Staging {
     /// # Errors
     /// What [`Namespace::create`] gives.
     pub fn member(&mut self, name: &str) -> Result<(PathBuf, Arc<dyn File>)> {
+        let path = self.path_of_member(name)?;
+        let file = self.namespace.create(&path, None).map_err(|error| at_target(error, &self.target.join(name)))?;
+        self.members.push(path.clone());
+        Ok((path, file))
+    }
+
+    /// Creates a symbolic link in a staged directory, under a plain file name.
+    ///
+    /// # Errors
+    /// What [`Namespace::create_link`] gives.
+    pub fn link(&mut self, name: &str, target: &Path) -> Result<()> {
+        let path = self.path_of_member(name)?;
+        self.namespace.create_link(&path, target).map_err(|error| at_target(error, &self.target.join(name)))?;
+        self.members.push(path);
+        Ok(())
+    }
+
+    fn path_of_member(&self, name: &str) -> Result<PathBuf> {
         if !self.is_directory || name.contains('/') || name == ".." || name == "." || name.is_empty() {
             let message = format!("'{}' cannot be a file of the staged directory", printable(name));
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let path = self.temporary.join(name);
-        let file = self.namespace.create(&path, None).map_err(|error| at_target(error, &self.target.join(name)))?;
-        self.members.push(path.clone());
-        Ok((path, file))
+        Ok(self.temporary.join(name))
     }
 
     /// Makes everything durable and visible under the target's name, in that order. The files themselves must

@@ -2,6 +2,7 @@
 //! asked afterwards.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::FileRef;
 use super::pipeline::{Outcome, Shared};
@@ -45,7 +46,10 @@ pub(super) fn reach(
     let open = || shared.context.namespace.open(&file.path, access, Buffering::Direct);
     let block = Extent::new(core.offset, rules.offset.bytes());
     let reach = direct.reach(&Trial { direction, block, device, rules, buffered, required, open: &open })?;
-    if let Reach::Direct { rules, .. } = &reach {
+    if let Reach::Direct { rules, is_proven, .. } = &reach {
+        if !is_proven {
+            shared.unproven.store(true, Ordering::Relaxed);
+        }
         moves.iter().for_each(|(_, region)| direct.register(region));
         if required && direct.window().is_none() {
             plan::check_direct(moves, *rules)?;

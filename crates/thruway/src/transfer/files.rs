@@ -156,6 +156,10 @@ impl File for Counted {
         self.inner.direct_rules_are_told()
     }
 
+    fn filesystem(&self) -> Option<String> {
+        self.inner.filesystem()
+    }
+
     fn residency(&self, extent: Extent) -> Residency {
         self.inner.residency(extent)
     }

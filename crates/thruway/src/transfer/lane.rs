@@ -12,16 +12,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::FileRef;
 use super::files::ensure_same;
 use super::pipeline::{Outcome, Shared, cancelled};
 use super::plan::{self, Chunk, Piece, Placement};
+use super::queue::Queue;
 use crate::base::{Error, ErrorKind, Processors, Result};
 use crate::cuda::Rows;
 use crate::io::direct::DirectPath;
-use crate::io::policy::{Path, PathPolicy, Source};
+use crate::io::policy::{PathPolicy, Source};
 use crate::io::{Completion, Direction, Pooled, Request, Wait};
 use crate::memory::{Copies, Fence, Region, Slot};
 use crate::storage::{Access, File};
@@ -29,45 +30,6 @@ use crate::storage::{Access, File};
 /// How many chunks a lane has under way, from the first to the last step of each, whose engine is the CPU: while it fills one
 /// slot, a GPU's copy engine empties the other. More only spreads the ring over more memory than the caches hold.
 const UNDER_WAY_EACH: usize = 2;
-/// The chunks of one storage side, in file order, from which its lanes help themselves while others are still added.
-#[derive(Default)]
-pub(super) struct Queue {
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    chunks: VecDeque<Chunk>,
-    closed: bool,
-}
-
-impl Queue {
-    pub(super) fn add(&self, chunks: Vec<Chunk>) {
-        self.lock().chunks.extend(chunks);
-        self.changed.notify_all();
-    }
-
-    /// Says that no more chunks will come.
-    pub(super) fn close(&self) {
-        self.lock().closed = true;
-        self.changed.notify_all();
-    }
-
-    /// The next chunk. Without one, waits for it if the caller has nothing else to do; `None` then means that there will
-    /// be none.
-    fn take(&self, may_wait: bool) -> Option<Chunk> {
-        let mut state = self.lock();
-        while may_wait && state.chunks.is_empty() && !state.closed {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.chunks.pop_front()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A chunk under way.
 struct Flight {
@@ -455,17 +417,7 @@ impl<'a, 'b> Lane<'a, 'b> {
     fn count(&mut self, flight: Flight) {
         let Flight { chunk, slot } = flight;
         drop(slot);
-        let path = match (self.source, &chunk.placement) {
-            (Source::PageCache, _) => Path::Cached,
-            (Source::Direct, _) => Path::Direct,
-            (Source::Drive, Placement::Straight(_)) => Path::Plain,
-            (Source::Drive, Placement::ThroughRing(_)) => Path::Staged,
-        };
-        let reason = match &self.note {
-            Some(note) => format!("{}; {note}", chunk.reason).into(),
-            None => chunk.reason,
-        };
-        *self.outcome.parts.entry((chunk.file, path, self.engine.name(), reason)).or_default() += chunk.wanted;
+        self.outcome.count(&chunk, self.engine.name(), self.note.as_deref());
         let moved = self.shared.moved.fetch_add(chunk.wanted, Ordering::Relaxed) + chunk.wanted;
         if let Some(progress) = &self.shared.options.progress {
             progress(moved);

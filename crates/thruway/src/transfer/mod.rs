@@ -8,14 +8,18 @@
 //! ```
 
 mod direct;
+mod explain;
 mod files;
 mod lane;
 mod pipeline;
 pub mod plan;
+mod queue;
 mod receipt;
 pub mod verify;
 mod witness;
 
+pub use explain::Explanation;
+pub(crate) use explain::explain_batches;
 pub(crate) use pipeline::{Batch, run_batches};
 pub use pipeline::{Cancel, Peer, Progress, TransferContext, TransferOptions, run};
 pub use receipt::{FileReceipt, Part, Receipt};

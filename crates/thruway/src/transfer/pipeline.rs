@@ -10,21 +10,23 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::direct;
 use super::files::{OpenFiles, ensure_same};
-use super::lane::{Lane, Queue};
+use super::lane::Lane;
 use super::plan::{self, Chunk, Limits, Placement};
+use super::queue::Queue;
 use super::receipt::{FileReceipt, Part, Receipt};
 use super::{FileRef, Move, Witness};
 use crate::base::{Alignment, Error, ErrorKind, Extent, Processors, Result};
 use crate::cuda::CallerStream;
 use crate::io::direct::{DirectPath, Reach};
 use crate::io::policy::{self, FileFacts, Path, PathPolicy, Source, Span};
+use crate::io::profile::{Advice, Advisor};
 use crate::io::{Direction, EngineName, EnginePool};
 use crate::memory::{Copies, CopyStreams, Filling, MemoryKind, PeerMemory, Region, Ring};
-use crate::storage::{Access, Buffering, DirectRules, Identity, Namespace, PublishedMemory};
+use crate::storage::{Access, Buffering, DirectRules, File, Identity, Namespace, PublishedMemory};
 
 /// What transfers work with: the parts that a session owns and all its transfers share.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub struct TransferContext {
     pub ring: Ring,
     /// How drives reach the memory of the session's device without the host, if this session knows a way.
     pub direct: Option<Arc<dyn DirectPath>>,
+    /// The measured rates that the choice of path follows, if the session was given some.
+    pub advisor: Option<Advisor>,
     /// The PCI device whose memory the session allocates.
     pub peer: Option<Peer>,
     /// The streams of the GPU whose memory transfers may fill and drain.
@@ -118,6 +122,8 @@ pub(super) struct Known {
     pub(super) file: Arc<FileRef>,
     /// What it must still be at the end, if it is read.
     pub(super) identity: Option<Identity>,
+    /// The number of the device that it lies on.
+    pub(super) device: u64,
 }
 
 /// Moves that are made when their turn comes: what comes before them is under way by then.
@@ -136,15 +142,7 @@ pub fn run(context: &TransferContext, moves: Vec<Move>, options: &TransferOption
 pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, options: &TransferOptions) -> Result<Receipt> {
     let (started, cpu_started) = (Instant::now(), crate::storage::process_cpu_seconds());
     let open = OpenFiles::new(&*context.namespace);
-    let shared = Shared {
-        context,
-        options,
-        files: RwLock::default(),
-        open: &open,
-        filling: Mutex::default(),
-        stop: AtomicBool::new(false),
-        moved: AtomicU64::new(0),
-    };
+    let shared = Shared::new(context, options, &open);
     let watch = context.direct.as_deref().map(DirectPath::watch);
     let mut outcome = run_lanes(&shared, batches)?;
     if let Some(watch) = watch {
@@ -155,21 +153,19 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
         let batch = move |_: &Shared<'_>| Ok(again);
         outcome.add(run_planned(&shared, vec![Box::new(batch)])?);
     }
-    let files = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner).list;
-    let mut receipt = Receipt { retries: outcome.retries, ..Receipt::default() };
-    for (known, parts) in files.iter().zip(outcome.into_parts(files.len())) {
-        let mut file = FileReceipt { file: known.file.path.clone(), identity: known.identity, bytes: 0, parts: Vec::new() };
-        parts.into_iter().for_each(|part| file.add(part));
-        receipt.bytes += file.bytes;
-        receipt.files.push(file);
-    }
-    receipt.seconds = started.elapsed().as_secs_f64();
-    receipt.cpu_seconds = crate::storage::process_cpu_seconds() - cpu_started;
-    Ok(receipt)
+    let retries = outcome.retries;
+    let files = outcome.of_files(shared);
+    Ok(Receipt {
+        bytes: files.iter().map(|file| file.bytes).sum(),
+        seconds: started.elapsed().as_secs_f64(),
+        cpu_seconds: crate::storage::process_cpu_seconds() - cpu_started,
+        retries,
+        files,
+    })
 }
 
 /// Checks and plans a batch: groups its moves by file and direction, and looks at each file.
-fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
+pub(super) fn plan_batch(shared: &Shared<'_>, moves: Vec<Move>) -> Result<Vec<Chunk>> {
     plan::check(&moves)?;
     let destinations = moves.iter().filter(|item| item.direction == Direction::Read).map(|item| &item.region);
     let filling = Filling::begin_all(destinations)?;
@@ -239,13 +235,13 @@ fn bounded(context: &TransferContext) -> Limits {
     context.limits.at_most(context.ring.slot_bytes() as u64)
 }
 
-/// The facts of a file, the ways its ranges go, and its identity if it is read.
+/// The facts of a file, the ways its ranges go, and its identity.
 fn examine(
     shared: &Shared<'_>,
     file: &FileRef,
     direction: Direction,
     moves: &[(Extent, Region)],
-) -> Result<(FileFacts, Vec<Span>, Option<Identity>)> {
+) -> Result<(FileFacts, Vec<Span>, Identity)> {
     let policy = shared.options.policy;
     let access = if direction == Direction::Read { Access::Read } else { Access::Write };
     let handle = shared.context.namespace.open(&file.path, access, Buffering::PageCache)?;
@@ -269,11 +265,26 @@ fn examine(
         facts.peer = Some(rules);
         facts.window = shared.context.direct.as_deref().and_then(DirectPath::window).is_some();
     }
+    let advice = advice(shared, &*handle, direction, moves);
     if direction == Direction::Write {
-        return Ok((facts, vec![policy::write_span(facts, whole, policy, &reach).map_err(named)?], None));
+        return Ok((facts, vec![policy::write_span(facts, whole, policy, (&reach, &advice)).map_err(named)?], identity));
     }
-    let spans = policy::read_spans(facts, whole, policy, &reach, &|extent| handle.residency(extent)).map_err(named)?;
-    Ok((facts, spans, Some(identity)))
+    let residency = |extent| handle.residency(extent);
+    let spans = policy::read_spans(facts, whole, policy, (&reach, &advice), &residency).map_err(named)?;
+    Ok((facts, spans, identity))
+}
+
+/// What the session's measured rates say of moves between a file and the GPU, where there is a choice.
+fn advice(shared: &Shared<'_>, file: &dyn File, direction: Direction, moves: &[(Extent, Region)]) -> Advice {
+    let of_gpu = moves.iter().filter(|(_, region)| matches!(region.kind(), MemoryKind::Gpu(_)));
+    let bytes: u64 = of_gpu.map(|(extent, _)| extent.length).sum();
+    match &shared.context.advisor {
+        Some(advisor) if bytes > 0 && shared.options.policy == PathPolicy::Auto => {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            advisor.advice(file.filesystem().as_deref(), direction, bytes, since.map_or(0, |since| since.as_secs()))
+        }
+        _ => Advice::None,
+    }
 }
 
 /// What was refused on its way, planned again by the next longer one: of the direct path past the page cache, else through it.
@@ -313,9 +324,30 @@ pub(super) struct Shared<'a> {
     filling: Mutex<Vec<Filling>>,
     pub(super) stop: AtomicBool,
     pub(super) moved: AtomicU64,
+    /// Whether a direct path is taken whose trial nothing proved.
+    pub(super) unproven: AtomicBool,
 }
 
-impl Shared<'_> {
+impl<'a> Shared<'a> {
+    /// Of a transfer that begins.
+    pub(super) fn new(context: &'a TransferContext, options: &'a TransferOptions, open: &'a OpenFiles<'a>) -> Self {
+        Self {
+            context,
+            options,
+            files: RwLock::default(),
+            open,
+            filling: Mutex::default(),
+            stop: AtomicBool::new(false),
+            moved: AtomicU64::new(0),
+            unproven: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets go of what was to be filled.
+    pub(super) fn fill_nothing(&self) {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Stops all lanes, those that wait for a descriptor too.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -341,12 +373,13 @@ impl Shared<'_> {
     }
 
     /// The number of a file that was examined: that of an earlier batch, or a new one.
-    fn number(&self, file: Arc<FileRef>, direction: Direction, identity: Option<Identity>) -> usize {
+    fn number(&self, file: Arc<FileRef>, direction: Direction, found: Identity) -> usize {
+        let identity = (direction == Direction::Read).then_some(found);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         let next = files.list.len();
         let number = *files.by_path.entry((file.path.clone(), direction)).or_insert(next);
         if number == next {
-            files.list.push(Arc::new(Known { file, identity }));
+            files.list.push(Arc::new(Known { file, identity, device: found.device }));
         }
         number
     }
@@ -362,6 +395,12 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
+    /// Accounts for a chunk that an engine moves, or would. `note` says why it is not the engine that was wanted.
+    pub(super) fn count(&mut self, chunk: &Chunk, engine: EngineName, note: Option<&str>) {
+        let reason = note.map_or_else(|| Arc::clone(&chunk.reason), |note| format!("{}; {note}", chunk.reason).into());
+        *self.parts.entry((chunk.file, chunk.path(), engine, reason)).or_default() += chunk.wanted;
+    }
+
     fn add(&mut self, other: Self) {
         for (key, bytes) in other.parts {
             *self.parts.entry(key).or_default() += bytes;
@@ -370,17 +409,23 @@ impl Outcome {
         self.retries += other.retries;
     }
 
-    /// The parts of each file, the largest first.
-    fn into_parts(self, files: usize) -> Vec<Vec<Part>> {
-        let mut by_file = Vec::new();
-        by_file.resize_with(files, Vec::new);
+    /// What was moved of each file, its largest part first.
+    pub(super) fn of_files(self, shared: Shared<'_>) -> Vec<FileReceipt> {
+        let known = shared.files.into_inner().unwrap_or_else(PoisonError::into_inner).list;
+        let empty = |known: &Arc<Known>| FileReceipt {
+            file: known.file.path.clone(),
+            identity: known.identity,
+            bytes: 0,
+            parts: Vec::new(),
+        };
+        let mut files: Vec<FileReceipt> = known.iter().map(empty).collect();
         for ((file, path, engine, reason), bytes) in self.parts {
-            by_file[file].push(Part { path, engine, bytes, reason });
+            files[file].add(Part { path, engine, bytes, reason });
         }
-        for parts in &mut by_file {
-            parts.sort_by(|a: &Part, b: &Part| (b.bytes, a.path, &a.reason).cmp(&(a.bytes, b.path, &b.reason)));
+        for file in &mut files {
+            file.parts.sort_by(|a, b| (b.bytes, a.path, &a.reason).cmp(&(a.bytes, b.path, &b.reason)));
         }
-        by_file
+        files
     }
 }
 
@@ -430,7 +475,7 @@ fn run_planned(shared: &Shared<'_>, batches: Vec<PlannedBatch<'_>>) -> Result<Ou
                     let few = alone && *source == Source::PageCache;
                     let lanes_max = if few { chunks.len().div_ceil(CHUNKS_A_LANE_MIN) } else { usize::MAX };
                     prefault(scope, shared, &chunks);
-                    queue.add(chunks);
+                    queue.add(chunks.into_iter().map(|chunk| (shared.file(chunk.file).device, chunk)));
                     if !std::mem::replace(started, true) {
                         let mut lanes = lanes_of(shared, *source, queue, lanes_max)?;
                         let mut has_lane = alone && here.is_empty();

@@ -90,11 +90,16 @@ impl Receipt {
 
     /// The bytes that went this way.
     pub fn bytes_by(&self, path: Path) -> u64 {
-        self.files.iter().flat_map(|file| &file.parts).filter(|part| part.path == path).map(|part| part.bytes).sum()
+        self.files.iter().map(|file| file.bytes_by(path)).sum()
     }
 }
 
 impl FileReceipt {
+    /// The bytes that went this way.
+    pub fn bytes_by(&self, path: Path) -> u64 {
+        self.parts.iter().filter(|part| part.path == path).map(|part| part.bytes).sum()
+    }
+
     pub(super) fn add(&mut self, part: Part) {
         self.bytes += part.bytes;
         let same = |have: &&mut Part| (have.path, have.engine, &have.reason) == (part.path, part.engine, &part.reason);
@@ -121,10 +126,14 @@ impl fmt::Display for Receipt {
         }
         let mut total = FileReceipt { file: PathBuf::new(), identity: None, bytes: 0, parts: Vec::new() };
         self.files.iter().flat_map(|file| &file.parts).for_each(|part| total.add(part.clone()));
-        for Part { path, engine, bytes, reason } in &total.parts {
-            write!(f, "\n  {path} ({engine}): {} · {reason}", ByteSize(*bytes))?;
-        }
-        Ok(())
+        total.parts.iter().try_for_each(|part| write!(f, "\n  {part}"))
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, engine, bytes, reason } = self;
+        write!(f, "{path} ({engine}): {} · {reason}", ByteSize(*bytes))
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) fn load(again: &[OsString], path: &Path, device: Device, policy: Path
         .args(before)
         .args(["--json", "load", "--device", &device.to_string(), "--path", policy, "--"])
         .arg(path)
+        .env_remove(thruway::base::settings::PROFILE)
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()

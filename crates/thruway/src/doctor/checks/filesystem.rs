@@ -3,7 +3,7 @@
 use super::{Context, pcie, why};
 use crate::base::ByteSize;
 use crate::doctor::facts::Unseen;
-use crate::doctor::machine::{Direct, Drive, DriveKind, Layer, LayerKind, Target};
+use crate::doctor::machine::{Direct, Drive, DriveKind, Layer, LayerKind, Target, is_loaded};
 use crate::doctor::parse::mounts::Mount;
 use crate::doctor::report::{Finding, Route, Verdict};
 
@@ -111,9 +111,7 @@ fn filesystem(context: &Context<'_>, mount: &Mount) -> Finding {
 
 /// RDMA from user space needs a module that lets the network card into the GPU.
 fn peer_memory(context: &Context<'_>, finding: Finding) -> Finding {
-    use crate::doctor::facts::FactsExt;
-    let is_loaded = context.facts.lines("/proc/modules", "nvidia_peermem ").is_ok_and(|lines| !lines.is_empty());
-    if is_loaded {
+    if is_loaded(context.facts, "nvidia_peermem") {
         return finding;
     }
     let seen = format!("{}, and nvidia-peermem is not loaded", finding.seen);

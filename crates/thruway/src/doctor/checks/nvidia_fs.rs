@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::doctor::facts::FactsExt;
-use crate::doctor::machine::DriveKind;
+use crate::doctor::machine::{DriveKind, is_loaded, nvidia_fs_is_installed};
 use crate::doctor::parse::Version;
 use crate::doctor::parse::nvidia::statistics;
 use crate::doctor::report::{Finding, Route, Verdict};
@@ -14,8 +14,7 @@ const STATISTICS: &str = "/proc/driver/nvidia-fs/stats";
 
 pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     let facts = context.facts;
-    let is_loaded = facts.lines(MODULES, "nvidia_fs ").is_ok_and(|lines| !lines.is_empty());
-    if !is_loaded {
+    if !is_loaded(facts, "nvidia_fs") {
         findings.push(absent(context));
         return;
     }
@@ -31,11 +30,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
 
 fn absent(context: &Context<'_>) -> Finding {
     let machine = context.machine;
-    let directories = ["updates/dkms", "extra", "kernel/drivers/nvidia-fs"];
-    let is_installed = directories.iter().any(|directory| {
-        let names = context.facts.names(&format!("/lib/modules/{}/{directory}", machine.release));
-        names.iter().any(|name| name.starts_with("nvidia-fs.ko"))
-    });
+    let is_installed = nvidia_fs_is_installed(context.facts, &machine.release);
     let finding = |seen, remedy| Finding::new("nvidia_fs.module", Verdict::Warning, seen, MODULES).remedy(remedy).shuts(&NVFS);
     match (machine.container, is_installed) {
         (Some(_), _) => finding("nvidia-fs is not loaded", "load it on the host: `sudo modprobe nvidia-fs`"),

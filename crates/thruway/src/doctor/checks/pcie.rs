@@ -33,9 +33,8 @@ fn link(device: &PciDevice, label: &str, speed_counts: bool) -> Finding {
         return Finding::new("pcie.link", Verdict::Unknown, "the link's width is unknown", source).about(label);
     };
     let rate = |speed: Option<u32>| speed.map(|speed| format!(" of {}.{} GT/s", speed / 10, speed % 10)).unwrap_or_default();
-    let is_slow = speed_counts && now.speed.zip(most.speed).is_some_and(|(now, most)| now < most);
     let text = format!("{width} lanes{}", rate(now.speed));
-    if width < width_max || is_slow {
+    if now.is_below(most, speed_counts) {
         let seen = format!("its link has {text}, and could have {width_max}{}", rate(most.speed));
         return Finding::new("pcie.link", Verdict::Warning, seen, source).about(label).remedy(
             "seat it anew, use a slot with all lanes, and see the firmware's set-up; behind a narrower slot this is all there is",

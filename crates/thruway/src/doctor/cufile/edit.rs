@@ -1,6 +1,6 @@
 //! Changing a `cufile.json` without losing what people wrote in it: only the bytes of a value change, or a key is put in.
 
-use super::audit::at;
+use super::audit::{at, audit};
 use super::jsonc::{Node, Value, parse};
 use crate::base::{Error, ErrorKind, Result};
 
@@ -41,6 +41,24 @@ pub fn set(text: &str, path: &str, json: &str) -> Result<String> {
         member.push_str(&format!("\n{}}}", indent.repeat(level)));
     }
     Ok(inserted(text, node, &member))
+}
+
+/// The text with all these keys set, or a new one where there is none.
+///
+/// # Errors
+/// As [`set`]; and [`Malformed`](ErrorKind::Malformed) if the file would still have faults, which are then not this change's.
+pub fn apply<K: AsRef<str>, V: AsRef<str>>(old: Option<&str>, changes: &[(K, V)]) -> Result<String> {
+    let mut text = old.unwrap_or(EMPTY).to_owned();
+    for (key, value) in changes {
+        text = set(&text, key.as_ref(), value.as_ref())?;
+    }
+    let remarks = audit(&text)?.remarks;
+    let faults: Vec<&str> = remarks.iter().filter(|remark| remark.is_fault).map(|remark| remark.path.as_str()).collect();
+    if faults.is_empty() {
+        return Ok(text);
+    }
+    let message = format!("the file would still have faults: {}", faults.join(", "));
+    Err(Error::new(ErrorKind::Malformed, message).with_hint("see `thruway config check`"))
 }
 
 /// Puts a member behind the opening brace: before it there can be no comment that belongs to another.

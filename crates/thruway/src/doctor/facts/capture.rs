@@ -101,6 +101,11 @@ impl Capture {
         self.facts.insert(question, answer);
     }
 
+    /// Leaves out what is known of other places than these: a capture is for the places that its user named.
+    pub fn keep_places(&mut self, paths: &[String]) {
+        self.facts.retain(|question, _| question.kind != Kind::Place || paths.contains(&question.key));
+    }
+
     /// The questions that it has an answer to.
     pub fn questions(&self) -> impl Iterator<Item = &Question> {
         self.facts.keys()

@@ -1,9 +1,9 @@
 //! GPUs, from the CUDA driver, from `/proc/driver/nvidia/gpus`, and from the PCI bus.
 
-use super::pci::{PciDevice, nvidia_displays};
+use super::pci::{PciDevice, is_of_nvidia};
 use crate::doctor::facts::{Facts, FactsExt};
 use crate::doctor::parse::nvidia::{CudaGpu, CudaSurvey};
-use crate::doctor::parse::{Version, field};
+use crate::doctor::parse::{Version, field, pci};
 
 /// The lines of products that GPUDirect Storage tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,19 +66,20 @@ impl Gpu {
 }
 
 /// All GPUs.
-pub(super) fn all(facts: &dyn Facts, survey: Option<&CudaSurvey>) -> Vec<Gpu> {
+pub(super) fn all(facts: &dyn Facts, survey: Option<&CudaSurvey>, classes: &[(String, pci::Class)]) -> Vec<Gpu> {
     let seen = survey.map_or(&[][..], |survey| &survey.gpus);
     let mut gpus: Vec<Gpu> = seen.iter().enumerate().map(|(ordinal, gpu)| from_cuda(facts, ordinal, gpu)).collect();
-    for address in nvidia_displays(facts) {
-        if gpus.iter().all(|gpu| gpu.address != address) {
+    let displays = classes.iter().filter(|(_, class)| *class == pci::Class::Display).map(|(address, _)| address);
+    for address in displays.filter(|address| is_of_nvidia(facts, address)) {
+        if gpus.iter().all(|gpu| gpu.address != *address) {
             let information = facts.file(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();
             let name = field(&information, "Model", ':').unwrap_or_default().to_owned();
             gpus.push(Gpu {
                 ordinal: None,
                 line: line(&name, false),
                 name,
-                device: PciDevice::examine(facts, &address),
-                address,
+                device: PciDevice::examine(facts, address),
+                address: address.clone(),
                 memory_bytes: None,
                 capability: None,
             });

@@ -1,6 +1,8 @@
 //! The machine as values: what several checks need, read once.
 
 mod gpus;
+mod modules;
+mod network;
 mod pci;
 mod settings;
 mod storage;
@@ -11,7 +13,9 @@ use super::parse::nvidia::{self, CudaSurvey, DriverVersion};
 use super::parse::{Version, value};
 
 pub use gpus::{Gpu, Line};
-pub use pci::{Link, PciDevice};
+pub use modules::{is_loaded, nvidia_fs_is_installed};
+pub use network::{Nic, RdmaPort};
+pub use pci::{Controller, Link, PciDevice, links};
 pub use settings::{CufileConfig, CufileLibrary};
 pub use storage::{Direct, Drive, DriveKind, Layer, LayerKind, PlaceFacts, Target};
 
@@ -36,6 +40,10 @@ pub struct Machine {
     pub cuda: Result<CudaSurvey, Unseen>,
     /// The GPUs: those of the CUDA driver first, in its order, then those that only the PCI bus shows.
     pub gpus: Vec<Gpu>,
+    /// The network cards on the bus.
+    pub nics: Vec<Nic>,
+    /// The NVMe controllers on the bus.
+    pub controllers: Vec<Controller>,
     /// Other devices on the bus that offer memory to their peers and to programs.
     pub pools: Vec<PciDevice>,
     /// The library of cuFile, if it was found.
@@ -59,6 +67,9 @@ impl Machine {
             nvidia::driver_version(&text).ok_or_else(|| Unseen::Failed("its text is not what it should be".to_owned()))
         });
         let mounts = facts.file("/proc/self/mountinfo").map(|table| mounts::parse(&table)).unwrap_or_default();
+        let classes = pci::classes(facts);
+        let controllers = pci::controllers(facts);
+        let offers = |controller: &&Controller| controller.device.peer_bytes.is_some_and(|bytes| bytes > 0);
         let targets = paths.iter().map(|path| Target::examine(facts, &mounts, path)).collect();
         Self {
             kernel: Version::parse(&release),
@@ -66,8 +77,10 @@ impl Machine {
             is_wsl: release.to_ascii_lowercase().contains("microsoft"),
             container: container(facts),
             is_root: user.as_deref().and_then(|text| value(text, "root")).map(|word| word == "yes"),
-            gpus: gpus::all(facts, cuda.as_ref().ok()),
-            pools: pci::pools(facts),
+            gpus: gpus::all(facts, cuda.as_ref().ok(), &classes),
+            nics: network::all(facts, &classes),
+            pools: controllers.iter().filter(offers).map(|controller| controller.device.clone()).collect(),
+            controllers,
             library: settings::library(facts),
             config: CufileConfig::examine(facts),
             release,

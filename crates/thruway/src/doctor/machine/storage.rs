@@ -128,6 +128,19 @@ impl Target {
         self.mount.as_ref().is_some_and(|mount| REMOTE.contains(&mount.kind.as_str()))
     }
 
+    /// Its filesystem, what lies below it, and its drives, in words.
+    pub fn describe(&self) -> String {
+        let mut words: Vec<String> = self.mount.iter().map(|mount| mount.kind.clone()).collect();
+        words.extend(self.layers.iter().map(|layer| layer.name.clone()));
+        let drives: Vec<&str> = self.drives.iter().map(|drive| drive.name.as_str()).collect();
+        if drives.len() > 4 {
+            words.push(format!("{} drives", drives.len()));
+        } else if !drives.is_empty() {
+            words.push(drives.join(" + "));
+        }
+        if words.is_empty() { "unknown".to_owned() } else { words.join(" on ") }
+    }
+
     /// Adds what lies at and below a block device; `base` is its resolved path in sysfs.
     fn descend(&mut self, facts: &dyn Facts, base: &str, depth: usize) {
         let base = match base.rsplit_once('/') {

@@ -143,7 +143,7 @@ impl PeerPath {
         let reason = format!("{drive} reaches {device}: proven by a trial block and the drive's count");
         let rules = DirectRules { memory: trial.rules.memory.max(MEMORY_ALIGNMENT), ..trial.rules };
         // The CPU reaches the device's memory only past its own caches, so no copy of its is faster.
-        Reach::Direct { rules, beats_cache: true, reason: reason.into() }
+        Reach::Direct { rules, beats_cache: true, is_proven: true, reason: reason.into() }
     }
 
     /// Moves the trial's block, and gives what the drive counted meanwhile.

@@ -3,8 +3,10 @@
 
 use proptest::prelude::*;
 
+use super::wanted::to_usize;
 use super::*;
 use crate::memory::{HostBuffer, PeerBuffer, PeerMemory};
+use crate::storage::DirectRules;
 
 const FILE_BYTES: u64 = 300_000;
 

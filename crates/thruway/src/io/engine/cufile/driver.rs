@@ -19,9 +19,6 @@ use crate::cuda::Gpu;
 use crate::memory::Registration;
 use crate::storage::SystemFacts;
 
-/// How long opening may take. It reads the machine's topology, which takes seconds on large ones.
-const OPEN_LIMIT: Duration = Duration::from_secs(30);
-
 /// cuFile, open in this process.
 pub(super) struct Driver {
     pub(super) table: CuFile,
@@ -55,7 +52,12 @@ impl Driver {
     ///
     /// # Errors
     /// [`PathUnavailable`](ErrorKind::PathUnavailable) with the missing piece.
-    pub(super) fn open(gpu: &Arc<Gpu>, path: Option<&Path>, mechanism: Mechanism, facts: &SystemFacts) -> Result<Arc<Self>> {
+    pub(super) fn open(
+        gpu: &Arc<Gpu>,
+        path: Option<&Path>,
+        mechanism: Mechanism,
+        (facts, patience): (&SystemFacts, Duration),
+    ) -> Result<Arc<Self>> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((known, driver)) = &*open {
             match driver.upgrade() {
@@ -74,7 +76,7 @@ impl Driver {
         })?;
         let version = version(&table);
         configure(&table, mechanism)?;
-        let is_ours = start(&table, gpu)?;
+        let is_ours = start(&table, gpu, patience)?;
         let mut properties = CUfileDrvProps_t::default();
         // SAFETY: the pointer is to a local that lives through the call, of the size that every version writes.
         let answer = unsafe { (table.cuFileDriverGetProperties)(&raw mut properties) };
@@ -230,7 +232,7 @@ fn configure(table: &CuFile, mechanism: Mechanism) -> Result<()> {
 }
 
 /// Opens the library's driver on a thread of its own and waits for it, but not for ever. Whether it was opened here.
-fn start(table: &CuFile, gpu: &Arc<Gpu>) -> Result<bool> {
+fn start(table: &CuFile, gpu: &Arc<Gpu>, patience: Duration) -> Result<bool> {
     let (open, gpu) = (table.cuFileDriverOpen, Arc::clone(gpu));
     let (sender, receiver) = channel();
     let work = move || {
@@ -245,12 +247,12 @@ fn start(table: &CuFile, gpu: &Arc<Gpu>) -> Result<bool> {
         .name("thruway-cufile-open".to_owned())
         .spawn(work)
         .map_err(|source| Error::from_io("no thread can be started to open cuFile", source))?;
-    match receiver.recv_timeout(OPEN_LIMIT) {
+    match receiver.recv_timeout(patience) {
         Ok(Ok(answer)) if answer.err == CU_FILE_DRIVER_ALREADY_OPEN => Ok(false),
         Ok(Ok(answer)) => check(answer, "cuFileDriverOpen").map(|()| true),
         Ok(Err(error)) => Err(error),
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            let message = format!("cuFileDriverOpen did not return within {} s", OPEN_LIMIT.as_secs());
+            let message = format!("cuFileDriverOpen did not return within {patience:?}");
             Err(Error::new(ErrorKind::PathUnavailable, message)
                 .with_hint("set THRUWAY_CUFILE=off, and look at cufile.log; a thread of this process may be spinning in it"))
         }

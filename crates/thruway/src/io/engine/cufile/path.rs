@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::CuFile;
 use super::conditions::mechanism;
@@ -21,8 +22,11 @@ use crate::storage::{DirectRules, SystemFacts};
 /// pins and maps every page) is more than a copy from the window.
 const REGISTERED_BYTES_MIN: usize = 1 << 20;
 
+/// How long opening may take, unless told otherwise. It reads the machine's topology, which takes seconds on large ones.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// How cuFile is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CuFileOptions {
     /// Whether it is.
     pub choice: CuFileChoice,
@@ -34,6 +38,15 @@ pub struct CuFileOptions {
     pub depth: usize,
     /// The window of GPU memory through which goes what cannot go in place.
     pub window: RingSettings,
+    /// How long its opening may take.
+    pub patience: Duration,
+}
+
+impl Default for CuFileOptions {
+    fn default() -> Self {
+        let (choice, library, facts, window) = Default::default();
+        Self { choice, library, facts, depth: 1, window, patience: PATIENCE }
+    }
 }
 
 /// The direct path between drives and one GPU by cuFile.
@@ -88,9 +101,10 @@ impl CuFilePath {
     }
 
     fn open(&self) -> Result<Opened, Refusal> {
-        let CuFileOptions { choice, library, facts, window, .. } = &self.options;
+        let CuFileOptions { choice, library, facts, window, patience, .. } = &self.options;
         let mechanism = mechanism(facts, &self.gpu.facts().pci_address, *choice, false)?;
-        let driver = Driver::open(&self.gpu, library.as_deref(), mechanism, facts).map_err(|error| refusal_of(&error))?;
+        let driver =
+            Driver::open(&self.gpu, library.as_deref(), mechanism, (facts, *patience)).map_err(|error| refusal_of(&error))?;
         let slabs = GpuSlabs::new(Arc::clone(&self.gpu));
         let slabs = RegisteredSlabs { slabs, driver: Arc::clone(&driver), gpu: Arc::clone(&self.gpu) };
         Ok(Opened { window: Ring::with_source(*window, Box::new(slabs)), driver })
@@ -133,25 +147,22 @@ impl CuFilePath {
         Ok(Ok(before.verdict(&Reading::now(&opened.driver, uuid), moved)))
     }
 
-    /// What a trial comes to, and whether it is proven.
-    fn judged(&self, opened: &Opened, trial: &Trial<'_>) -> Result<(Reach, bool)> {
-        let driver = &opened.driver;
-        let verdict = self.canary(opened, trial)?;
-        let is_proven = verdict == Ok(Verdict::Proven);
-        let reach = match verdict {
+    /// What a trial comes to.
+    fn judged(&self, opened: &Opened, trial: &Trial<'_>) -> Result<Reach> {
+        let name = opened.driver.describe();
+        Ok(match self.canary(opened, trial)? {
             Err(refusal) => Reach::Refused(refusal),
-            Ok(Verdict::Proven) => direct(trial, &format!("{}, tried here and proven by counters", driver.describe())),
-            Ok(Verdict::Unproven(why)) if driver.is_compat() => {
-                direct(trial, &format!("{}, as THRUWAY_CUFILE=compat asks: {why}", driver.describe()))
+            Ok(Verdict::Proven) => direct(trial, true, &format!("{name}, tried here and proven by counters")),
+            Ok(Verdict::Unproven(why)) if opened.driver.is_compat() => {
+                direct(trial, false, &format!("{name}, as THRUWAY_CUFILE=compat asks: {why}"))
             }
             Ok(Verdict::Unproven(why)) if why.contains(super::evidence::THROUGH_HOST) => {
-                let reason = format!("{} does not reach this filesystem's drive: {why}", driver.describe());
+                let reason = format!("{name} does not reach this filesystem's drive: {why}");
                 let hint = "look at cufile.log, and at cufile.json for what is denied; see docs/direct-path.md";
                 Reach::Refused(Refusal { reason: reason.into(), hint: hint.into() })
             }
-            Ok(Verdict::Unproven(why)) => direct(trial, &format!("{}, and nothing proves it: {why}", driver.describe())),
-        };
-        Ok((reach, is_proven))
+            Ok(Verdict::Unproven(why)) => direct(trial, false, &format!("{name}, and nothing proves it: {why}")),
+        })
     }
 }
 
@@ -183,10 +194,10 @@ impl DirectPath for CuFilePath {
         if let Some(known) = known.filter(|_| !trial.required) {
             return Ok(known);
         }
-        let (found, is_proven) = self.judged(opened, trial)?;
+        let found = self.judged(opened, trial)?;
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, found.clone());
         match &found {
-            Reach::Direct { reason, .. } if trial.required && !is_proven => Ok(Reach::Refused(Refusal {
+            Reach::Direct { reason, is_proven: false, .. } if trial.required => Ok(Reach::Refused(Refusal {
                 reason: Arc::clone(reason),
                 hint: "use auto: its receipt says what is known of each part; see docs/direct-path.md for what proves it".into(),
             })),
@@ -246,10 +257,10 @@ impl Watch for CuFileWatch<'_> {
     }
 }
 
-fn direct(trial: &Trial<'_>, reason: &str) -> Reach {
+fn direct(trial: &Trial<'_>, is_proven: bool, reason: &str) -> Reach {
     // A page is what nvidia-fs and the kernel's peer-to-peer DMA want of addresses in GPU memory.
     let rules = DirectRules { memory: trial.rules.memory.max(Alignment::PAGE), ..trial.rules };
-    Reach::Direct { rules, beats_cache: false, reason: reason.into() }
+    Reach::Direct { rules, beats_cache: false, is_proven, reason: reason.into() }
 }
 
 /// What an error says of the path.

@@ -1,0 +1,171 @@
+//! `thruway setup`: the steps that a machine lacks for a direct path, shown, or carried out.
+
+mod carry_out;
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::Path;
+
+use serde_json::json;
+use thruway::doctor::examine;
+use thruway::doctor::facts::{Facts, Tree};
+use thruway::doctor::report::{Health, Report};
+use thruway::doctor::setup::{Plan, Step};
+use thruway::storage::runs_as_root;
+use thruway::{Error, ErrorKind, Result};
+
+use crate::args::SetupArgs;
+use crate::escape::safe;
+use crate::facts::{absolute, captured, live};
+use crate::output::{Outcome, Output, counted};
+use crate::stop;
+use carry_out::Journal;
+
+pub(super) fn run(args: &SetupArgs, output: &Output) -> Result<Outcome> {
+    let root = args.root.as_deref().map(directory).transpose()?;
+    let (facts, captured_paths) = facts(args, root.as_deref())?;
+    let paths = match (args.paths.is_empty(), &args.from, &root) {
+        (true, Some(_), _) => captured_paths,
+        (true, None, Some(_)) => vec!["/".to_owned()],
+        (true, None, None) => absolute(&[".".into()])?,
+        (false, None, None) => absolute(&args.paths)?,
+        (false, ..) => args.paths.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
+    };
+    let plan = Plan::draw(facts.as_ref(), &paths, root.as_deref())?;
+    print(&plan, output)?;
+    if !args.apply {
+        if !plan.steps.is_empty() && plan.container.is_none() {
+            output.line("nothing was changed; --apply carries the steps out, each after a question")?;
+        }
+        output.object(&object(&plan, false, None))?;
+        return Ok(if plan.route.is_some() { Outcome::Fine } else { Outcome::Slower });
+    }
+    if plan.container.is_some() {
+        let message = "this is a container: nothing was done";
+        return Err(Error::new(ErrorKind::Unsupported, message).with_hint("run it on the host"));
+    }
+    if !plan.steps.is_empty() {
+        may_begin(args, root.is_some())?;
+        apply(args, root.as_deref(), &plan, output)?;
+    }
+    verify(args, root.as_deref(), &plan, &paths, output)
+}
+
+/// The directory that stands for the root, as text: commands are told it.
+fn directory(root: &Path) -> Result<String> {
+    let failed = |error| Error::from_io("cannot use the root directory", error).with_file(root);
+    let real = std::fs::canonicalize(root).map_err(failed)?;
+    let text = real.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the root directory's name is no text"));
+    text.map(str::to_owned).map_err(|error| error.with_file(root))
+}
+
+fn facts(args: &SetupArgs, root: Option<&str>) -> Result<(Box<dyn Facts>, Vec<String>)> {
+    match (&args.from, root) {
+        (Some(from), _) => captured(from),
+        (None, Some(root)) => Ok((Box::new(Tree::new(Path::new(root))?), Vec::new())),
+        (None, None) => Ok((Box::new(live()), Vec::new())),
+    }
+}
+
+fn print(plan: &Plan, output: &Output) -> Result<()> {
+    if let Some(distribution) = &plan.distribution {
+        output.line(format!("distribution  {}", safe(distribution)))?;
+    }
+    output.line(format!("route         {}", plan.route.map_or("none that set-up can open", |route| route.describe())))?;
+    output.line("")?;
+    let wheres = if plan.container.is_some() { "on the host: " } else { "" };
+    for (at, step) in plan.steps.iter().enumerate() {
+        output.line(format!("{}. {wheres}{}", at + 1, safe(&step.why)))?;
+        output.line(format!("     {}", safe(&step.command)))?;
+    }
+    if plan.steps.is_empty() && plan.route.is_some() && plan.container.is_none() {
+        output.line("no step is missing")?;
+    }
+    if !plan.by_hand.is_empty() {
+        output.line("by hand:")?;
+    }
+    for what in &plan.by_hand {
+        output.line(format!("  - {}", safe(what)))?;
+    }
+    output.line("")
+}
+
+fn object(plan: &Plan, applied: bool, after: Option<&Report>) -> serde_json::Value {
+    let after = after.map(|report| json!({"health": report.health, "conclusion": report.conclusion}));
+    json!({"plan": plan, "applied": applied, "after": after})
+}
+
+/// Refuses, before the first step, what would end in the middle.
+fn may_begin(args: &SetupArgs, has_root: bool) -> Result<()> {
+    if !has_root && !runs_as_root() {
+        let error = Error::new(ErrorKind::PermissionDenied, "to set a machine up takes the superuser");
+        return Err(error.with_hint("run `sudo thruway setup --apply`, or type the commands above yourself"));
+    }
+    if !args.yes && !std::io::stdin().is_terminal() {
+        let error = Error::new(ErrorKind::InvalidInput, "each step is asked for, and there is nobody to ask");
+        return Err(error.with_hint("add --yes, if you have read the steps"));
+    }
+    Ok(())
+}
+
+/// All steps, or every file as it was before.
+fn apply(args: &SetupArgs, root: Option<&str>, plan: &Plan, output: &Output) -> Result<()> {
+    let mut journal = Journal::new(Path::new(root.unwrap_or("/")));
+    for (at, step) in plan.steps.iter().enumerate() {
+        let number = at + 1;
+        let done = stop::check().and_then(|()| {
+            if !args.yes && !agreed(number, step)? {
+                let message = format!("stopped before step {number}, as you said");
+                return Err(Error::new(ErrorKind::Cancelled, message));
+            }
+            output.flush()?;
+            output.remark(format!("step {number}: {}", safe(&step.why)));
+            journal.carry_out(&step.action)
+        });
+        if let Err(error) = done {
+            return Err(taken_back(error, journal, number, plan.steps.len()));
+        }
+    }
+    Ok(())
+}
+
+fn agreed(number: usize, step: &Step) -> Result<bool> {
+    let failed = |error| Error::from_io("cannot ask", error);
+    let mut stderr = std::io::stderr();
+    write!(stderr, "step {number}: {}\n     {}\ndo it? [y/N] ", safe(&step.why), safe(&step.command)).map_err(failed)?;
+    stderr.flush().map_err(failed)?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).map_err(failed)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
+}
+
+/// The error of a step, once every file is as it was before the first.
+fn taken_back(error: Error, journal: Journal, number: usize, of: usize) -> Error {
+    let error = error.with("step", format!("{number} of {of}"));
+    match journal.take_back() {
+        Ok(0) => error,
+        Ok(files) => error.with("restored", counted(files, "file")),
+        Err((path, failure)) => {
+            error.with("not restored", path.display()).with_hint(format!("{failure}: put it back from its .old by hand"))
+        }
+    }
+    .with_hint("what packages were installed stays; see to the cause and run it again")
+}
+
+/// What the doctor says now.
+fn verify(args: &SetupArgs, root: Option<&str>, plan: &Plan, paths: &[String], output: &Output) -> Result<Outcome> {
+    let (facts, _) = facts(args, root)?;
+    let report = examine(facts.as_ref(), paths);
+    let done = plan.steps.len();
+    output.line(if done == 0 { "nothing to do".to_owned() } else { format!("{} carried out", counted(done, "step")) })?;
+    if plan.needs_restart {
+        output.line("restart the machine, then see `thruway doctor`")?;
+    }
+    output.line(safe(&report.conclusion))?;
+    output.object(&object(plan, done > 0, Some(&report)))?;
+    Ok(match report.health {
+        _ if plan.needs_restart => Outcome::Fine,
+        Health::Direct => Outcome::Fine,
+        Health::Slower => Outcome::Slower,
+        Health::Broken => Outcome::Fault,
+    })
+}

@@ -1,0 +1,339 @@
+//! `thruway setup`: plans for captured machines, and steps carried out below a scratch root, with package managers that write
+//! down how they were called. `setups/NAME.txt` is the whole plan, checked by hand against NVIDIA's guides.
+//!
+//! `THRUWAY_WRITE_EXPECTED=1 cargo test -p thruway-cli --test setup` writes them anew: read the difference.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use common::{Run, command, run, run_command, scratch};
+
+fn capture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../thruway/tests/machines/{name}.facts"))
+}
+
+fn plan(name: &str, rest: &[&str]) -> Run {
+    let directory = scratch();
+    let capture = capture(name);
+    run(directory.path(), ["setup", "--from", capture.to_str().expect("UTF-8")].iter().chain(rest))
+}
+
+#[test]
+fn each_machine_lacks_what_its_plan_says() {
+    let mut differing = Vec::new();
+    for (name, status) in [
+        ("bare-ubuntu", 0),
+        ("bare-debian", 0),
+        ("bare-rhel", 0),
+        ("bare-sles", 0),
+        ("module-missing", 0),
+        ("compatibility-allowed", 0),
+        ("config-contradictory", 0),
+        ("container-bare", 0),
+        ("ext4-default", 0),
+        ("nfs-rdma", 0),
+        ("iommu-translates", 0),
+        ("raid0-p2pdma", 3),
+        ("closed-driver", 3),
+        ("geforce", 3),
+        ("no-gpu", 3),
+        ("wsl", 3),
+    ] {
+        let plan = plan(name, &[]);
+        assert_eq!(plan.status, Some(status), "{name}: {plan:?}");
+        plan.assert_safe_for_terminals();
+        let expected = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/setups/{name}.txt"));
+        if std::env::var_os("THRUWAY_WRITE_EXPECTED").is_some() {
+            std::fs::write(&expected, &plan.stdout).expect("write");
+        } else if std::fs::read_to_string(&expected).ok().as_deref() != Some(&plan.stdout) {
+            differing.push(format!("{name}:\n{}", plan.stdout));
+        }
+    }
+    assert!(differing.is_empty(), "not planned as expected:\n{}", differing.join("\n"));
+}
+
+#[test]
+fn a_plan_in_json_has_what_is_to_be_run_and_written() {
+    let object = plan("bare-rhel", &["--json"]).json();
+    let steps = object["plan"]["steps"].as_array().expect("list");
+    assert_eq!(steps[0]["action"]["run"][0], "dnf", "{object}");
+    let last = &steps.last().expect("steps")["action"]["write"];
+    assert_eq!((&last["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
+    plan("bare-rhel", &["--apply"]).assert_usage();
+    let nothing_here = run(scratch().path(), ["setup", "--json"]);
+    assert_eq!(nothing_here.status, Some(3), "no GPU: {nothing_here:?}");
+}
+
+/// A system below a scratch root: a captured machine's facts, its files of `/etc` and `/lib` real.
+struct System {
+    directory: tempfile::TempDir,
+}
+
+impl System {
+    /// Files below `/etc` and `/lib` become real ones, which the steps can change; the rest stays in the capture.
+    fn new(name: &str) -> Self {
+        let directory = scratch();
+        let root = directory.path().join("root");
+        std::fs::create_dir_all(root.join("etc")).expect("create");
+        std::fs::create_dir(directory.path().join("bin")).expect("create");
+        let text = std::fs::read_to_string(capture(name)).expect("capture");
+        let mut rest = String::new();
+        for fact in text.split("\n@ ") {
+            let (head, body) = fact.split_once('\n').unwrap_or((fact, ""));
+            match head.split_once(' ') {
+                Some(("file", path)) if path.starts_with("/etc/") => write(&root.join(&path[1..]), &format!("{body}\n")),
+                Some(("list", path)) if path.starts_with("/etc/") || path.starts_with("/lib/") => {
+                    for name in body.lines() {
+                        write(&root.join(&path[1..]).join(name), "");
+                    }
+                }
+                // What is not listed is looked for below the root.
+                Some(("rest", _)) => {}
+                _ => rest.push_str(&format!("{}{fact}\n", if rest.is_empty() { "" } else { "@ " })),
+            }
+        }
+        write(&root.join("facts"), &rest);
+        let system = Self { directory };
+        // Below a root, commands are run by way of chroot.
+        system.stub("chroot", "shift\nexec \"$@\"");
+        for program in ["apt-get", "dnf", "zypper", "update-initramfs", "dracut"] {
+            system.stub(program, "");
+        }
+        system
+    }
+
+    fn root(&self) -> PathBuf {
+        self.directory.path().join("root")
+    }
+
+    /// A program that writes down how it was called, and then does `body`; `$ROOT` is the root.
+    fn stub(&self, name: &str, body: &str) {
+        let file = self.directory.path().join("bin").join(name);
+        let calls = self.directory.path().join("calls");
+        let record = if name == "chroot" { String::new() } else { format!("echo \"{name} $*\" >>'{}'", calls.display()) };
+        write(&file, &format!("#!/bin/sh\nROOT='{}'\n{record}\necho output of {name}\n{body}\n", self.root().display()));
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    }
+
+    /// The calls since the last time.
+    fn calls(&self) -> Vec<String> {
+        let file = self.directory.path().join("calls");
+        let calls = std::fs::read_to_string(&file).unwrap_or_default();
+        std::fs::write(&file, "").expect("write");
+        calls.lines().map(str::to_owned).collect()
+    }
+
+    fn setup(&self, arguments: &[&str]) -> Run {
+        let mut setup = command(self.directory.path());
+        let path = std::env::var("PATH").expect("PATH");
+        setup.env("PATH", format!("{}:{path}", self.directory.path().join("bin").display()));
+        run_command(setup, ["setup", "--root", "root"].iter().chain(arguments))
+    }
+
+    /// Every file below the root, with its content and mode.
+    fn files(&self) -> BTreeMap<PathBuf, (String, u32)> {
+        fn walk(directory: &Path, files: &mut BTreeMap<PathBuf, (String, u32)>) {
+            for entry in std::fs::read_dir(directory).expect("list") {
+                let path = entry.expect("entry").path();
+                let metadata = std::fs::symlink_metadata(&path).expect("metadata");
+                if metadata.is_dir() {
+                    files.insert(path.clone(), (String::new(), 0));
+                    walk(&path, files);
+                } else {
+                    let content = std::fs::read_to_string(&path).unwrap_or_default();
+                    files.insert(path, (content, metadata.permissions().mode()));
+                }
+            }
+        }
+        let mut files = BTreeMap::new();
+        walk(&self.root(), &mut files);
+        files
+    }
+
+    fn read(&self, path: &str) -> String {
+        std::fs::read_to_string(self.root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+}
+
+/// The run, which must have failed at a step, with one line of error and a hint behind what the steps said.
+fn failed_at_a_step(run: Run) -> Run {
+    assert_eq!(run.status, Some(1), "{run:?}");
+    let lines: Vec<&str> = run.stderr.lines().collect();
+    assert!(matches!(lines[..], [.., error, hint] if error.starts_with("error: ") && hint.starts_with("hint: ")), "{run:?}");
+    run
+}
+
+fn write(path: &Path, text: &str) {
+    std::fs::create_dir_all(path.parent().expect("a parent")).expect("create");
+    std::fs::write(path, text).expect("write");
+}
+
+/// A package manager that puts the files in place by which the packages are known.
+const INSTALLS: &str = "mkdir -p \"$ROOT/usr/lib64\" \"$ROOT/lib/modules/RELEASE/updates/dkms\"\n\
+                        touch \"$ROOT/usr/lib64/libcufile.so.1.16.0\" \"$ROOT/lib/modules/RELEASE/updates/dkms/nvidia-fs.ko\"\n\
+                        ln -sf libcufile.so.1.16.0 \"$ROOT/usr/lib64/libcufile.so.0\"";
+
+#[test]
+fn every_distribution_is_set_up_by_its_own_tools_and_the_second_time_nothing_changes() {
+    let library = "libcufile-13-1";
+    for (name, release, manager, calls) in [
+        (
+            "bare-ubuntu",
+            "6.8.0-45-generic",
+            "apt-get",
+            vec!["apt-get update".to_owned(), format!("apt-get install -y {library}"), "update-initramfs -u".to_owned()],
+        ),
+        (
+            "bare-debian",
+            "6.1.0-28-amd64",
+            "apt-get",
+            vec![
+                "apt-get update".to_owned(),
+                format!("apt-get install -y {library} linux-headers-6.1.0-28-amd64 nvidia-fs-dkms"),
+            ],
+        ),
+        (
+            "bare-rhel",
+            "5.14.0-284.30.1.el9_2.x86_64",
+            "dnf",
+            vec![format!("dnf install -y {library} kernel-devel-5.14.0-284.30.1.el9_2.x86_64 nvidia-fs-dkms")],
+        ),
+        (
+            "bare-sles",
+            "6.4.0-150600.23.25-default",
+            "zypper",
+            vec![format!("zypper --non-interactive install {library}"), "dracut --force".to_owned()],
+        ),
+    ] {
+        let system = System::new(name);
+        system.stub(manager, &INSTALLS.replace("RELEASE", release));
+        let before = system.files();
+        system.setup(&["/data"]).fine();
+        assert_eq!((system.files(), system.calls()), (before, vec![]), "{name}: without --apply nothing is done");
+
+        let done = system.setup(&["/data", "--apply", "--yes"]);
+        assert_eq!(system.calls(), calls, "{name}: {done:?}");
+        let config = system.read("etc/cufile.json");
+        assert!(config.contains("\"allow_compat_mode\": false"), "{name}: {config}");
+        if calls.len() > 1 && name != "bare-debian" {
+            // By P2PDMA: the drivers are to be loaded anew.
+            done.fine();
+            assert!(system.read("etc/modprobe.d/nvidia-p2pdma.conf").contains("RMForceStaticBar1=1;"), "{name}");
+            assert!(config.contains("\"use_pci_p2pdma\": true"), "{name}: {config}");
+        } else {
+            assert_eq!(system.read("etc/modules-load.d/nvidia-fs.conf"), "nvidia-fs\n", "{name}");
+            assert!(!config.contains("use_pci_p2pdma"), "{name}: {config}");
+        }
+        let after = system.files();
+        let again = system.setup(&["/data", "--apply", "--yes", "--json"]);
+        assert_eq!((system.files(), system.calls()), (after, vec![]), "{name}: {again:?}");
+        let object = again.json();
+        assert_eq!((&object["applied"], &object["plan"]["steps"]), (&false.into(), &serde_json::json!([])), "{name}");
+        assert!(object["after"]["conclusion"].as_str().is_some_and(|text| text.contains("/data")), "{object}");
+    }
+}
+
+#[test]
+fn an_edited_cufile_json_keeps_its_comments_and_the_old_one_stays_beside_it() {
+    let system = System::new("module-missing");
+    let old = "{\n    // ours, do not touch\n    \"properties\": {\n        \"io_batchsize\": 64, /* few */\n        \
+               \"force_compat_mode\": true\n    },\n    \"execution\": {\"max_io_threads\": 12}\n}\n";
+    let file = system.root().join("etc/cufile.json");
+    write(&file, old);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).expect("mode");
+    let shown = system.setup(&["/data", "--json"]).json();
+    let steps = shown["plan"]["steps"].as_array().expect("steps");
+    let typed = steps.last().expect("the last")["command"].as_str().expect("text").to_owned();
+    system.setup(&["/data", "--apply", "--yes"]);
+    let new = system.read("etc/cufile.json");
+    for kept in ["// ours, do not touch", "/* few */", "\"io_batchsize\": 64", "\"max_io_threads\": 12"] {
+        assert!(new.contains(kept), "{new}");
+    }
+    assert!(new.contains("\"force_compat_mode\": false") && new.contains("\"allow_compat_mode\": false"), "{new}");
+    assert_eq!(system.read("etc/cufile.json.old"), old);
+    assert_eq!(system.files()[&file].1 & 0o777, 0o640, "a file that replaces another has its permissions");
+
+    // What a person would type comes to the same.
+    let by_hand = scratch();
+    write(&by_hand.path().join("cufile.json"), old);
+    let words: Vec<&str> = typed.split(' ').skip_while(|word| *word != "config").collect();
+    assert!(words[2].ends_with("root/etc/cufile.json"), "{typed}");
+    run(by_hand.path(), ["config", "write", "cufile.json"].iter().chain(&words[3..])).fine();
+    assert_eq!(std::fs::read_to_string(by_hand.path().join("cufile.json")).expect("read"), new, "{typed}");
+}
+
+#[test]
+fn a_failure_at_any_step_leaves_every_file_as_it_was() {
+    let fresh = || {
+        let system = System::new("bare-ubuntu");
+        write(&system.root().join("etc/cufile.json"), "{\n    // the old one\n}\n");
+        write(&system.root().join("etc/cufile.json.old"), "{} // older still\n");
+        write(&system.root().join("etc/modprobe.d/nvidia-p2pdma.conf"), "# begun by hand\n");
+        system
+    };
+    // The manager fails at once, at its second call, or all is installed and the last command fails.
+    for (program, body, step) in [
+        ("apt-get", "exit 100", "1 of 6"),
+        ("apt-get", "[ \"$1\" = update ] || exit 100", "2 of 6"),
+        ("update-initramfs", "exit 3", "5 of 6"),
+    ] {
+        let system = fresh();
+        let before = system.files();
+        system.stub(program, body);
+        let failed = failed_at_a_step(system.setup(&["/data", "--apply", "--yes"]));
+        assert!(failed.stderr.contains(program) && failed.stderr.contains(step), "{failed:?}");
+        assert_eq!(system.files(), before, "{program} {body}: {failed:?}");
+        assert!(!failed.stdout.contains("output of"), "what commands say is not the plan: {failed:?}");
+    }
+    // The very last step cannot be done: a directory stands where the old settings are to be kept.
+    let system = fresh();
+    std::fs::remove_file(system.root().join("etc/cufile.json.old")).expect("remove");
+    std::fs::create_dir(system.root().join("etc/cufile.json.old")).expect("create");
+    let before = system.files();
+    let failed = system.setup(&["/data", "--apply", "--yes", "--json"]);
+    assert_eq!(failed.status, Some(1), "{failed:?}");
+    assert_eq!(system.files(), before, "{failed:?}");
+    let lines: Vec<&str> = failed.stdout.lines().collect();
+    assert_eq!(lines.len(), 1, "one object, also of a failure: {failed:?}");
+    assert!(lines[0].contains("\"restored\""), "{failed:?}");
+    // With the cause gone it goes through.
+    std::fs::remove_dir(system.root().join("etc/cufile.json.old")).expect("remove");
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert!(system.read("etc/modprobe.d/nvidia-p2pdma.conf.old").contains("begun by hand"));
+}
+
+#[test]
+fn what_cannot_be_set_up_is_refused_before_anything_is_done() {
+    let system = System::new("bare-ubuntu");
+    let nobody = system.setup(&["/data", "--apply"]).failed();
+    assert!(nobody.stderr.contains("nobody to ask") && nobody.stderr.contains("--yes"), "{nobody:?}");
+    system.setup(&["/data", "--yes"]).assert_usage();
+
+    write(&system.root().join("etc/os-release"), "ID=plan9\nPRETTY_NAME=\"Plan 9\"\n");
+    let unknown = system.setup(&["/data", "--apply", "--yes"]).failed();
+    assert!(unknown.stderr.contains("plan9") && unknown.stderr.contains("Ubuntu, Debian"), "{unknown:?}");
+    std::fs::remove_file(system.root().join("etc/os-release")).expect("remove");
+    system.setup(&["/data"]).failed();
+
+    let container = System::new("container-bare");
+    let refused = container.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(refused.status, Some(1), "{refused:?}");
+    assert!(refused.stdout.contains("on the host: ") && refused.stderr.contains("this is a container"), "{refused:?}");
+
+    let outside = scratch();
+    write(&outside.path().join("cufile.json"), "{} // somebody else's\n");
+    let linked = System::new("module-missing");
+    std::fs::remove_file(linked.root().join("etc/cufile.json")).expect("remove");
+    std::os::unix::fs::symlink(outside.path().join("cufile.json"), linked.root().join("etc/cufile.json")).expect("link");
+    let before = linked.files();
+    let refused = failed_at_a_step(linked.setup(&["/data", "--apply", "--yes"]));
+    assert!(refused.stderr.contains("leads out of"), "{refused:?}");
+    assert_eq!(linked.files(), before);
+    assert_eq!(std::fs::read_to_string(outside.path().join("cufile.json")).expect("read"), "{} // somebody else's\n");
+    for (system, name) in [(&system, "bare-ubuntu"), (&container, "container-bare")] {
+        assert_eq!(system.calls(), Vec::<String>::new(), "{name}");
+    }
+}

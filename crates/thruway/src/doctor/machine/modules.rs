@@ -1,0 +1,17 @@
+//! Kernel modules: which are loaded, and which could be.
+
+use crate::doctor::facts::{Facts, FactsExt};
+
+/// Whether a module is loaded.
+pub fn is_loaded(facts: &dyn Facts, module: &str) -> bool {
+    facts.lines("/proc/modules", &format!("{module} ")).is_ok_and(|lines| !lines.is_empty())
+}
+
+/// Whether nvidia-fs was built or installed for a kernel: by DKMS, from NVIDIA's packages, or with the kernel.
+pub fn nvidia_fs_is_installed(facts: &dyn Facts, release: &str) -> bool {
+    let directories = ["updates/dkms", "extra", "kernel/drivers/nvidia-fs", "kernel/nvidia-fs", "updates", "weak-updates"];
+    directories.iter().any(|directory| {
+        let names = facts.names(&format!("/lib/modules/{release}/{directory}"));
+        names.iter().any(|name| name.starts_with("nvidia-fs.ko"))
+    })
+}

@@ -1,0 +1,147 @@
+//! What is missing for a direct path, as steps that a person would take: which packages, which modules, which settings.
+//!
+//! ```text
+//! facts  →  the doctor's report  →  the route to open  →  steps, each a command or a file
+//! ```
+//! Pure: who carries the steps out is the command's business. A step that is done already is not in the plan, so that the
+//! plan of a machine that was set up is empty.
+
+mod distribution;
+mod settings;
+mod steps;
+mod way;
+
+use serde::Serialize;
+
+use super::diagnose;
+use super::facts::Facts;
+use super::machine::Machine;
+use super::report::{Finding, PathReport, Report, Route, Verdict};
+use crate::base::Result;
+
+pub use distribution::{Distribution, Family};
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Runs a command: its name and its arguments.
+    Run(Vec<String>),
+    /// Gives a file this content; what it held before is kept beside it, under its name with `.old` behind.
+    Write {
+        /// The file.
+        path: String,
+        /// All of its new content.
+        text: String,
+    },
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// Why it is taken.
+    pub why: String,
+    /// What a person would type to the same end.
+    pub command: String,
+    /// What it does.
+    pub action: Action,
+}
+
+/// The plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The distribution; `None` where there is nothing to do on it.
+    pub distribution: Option<String>,
+    /// What shows that this is a container, if anything does: the steps are for its host then.
+    pub container: Option<&'static str>,
+    /// The route that the steps open; `None` if none can be opened.
+    pub route: Option<Route>,
+    /// The steps, in their order.
+    pub steps: Vec<Step>,
+    /// What a person has to do, or to know.
+    pub by_hand: Vec<String>,
+    /// Whether the machine has to be started anew before the steps have their effect.
+    pub needs_restart: bool,
+    /// What the doctor says of the machine as it is.
+    pub conclusion: String,
+}
+
+impl Plan {
+    /// Draws up the plan for the machine behind `facts`, for the places `paths` on it. `root` is where that machine's files lie
+    /// if it is not the one that runs: its commands run below it then, and no module is loaded.
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a distribution that is not known, and what is in the way of reading a
+    /// file that is to be changed.
+    pub fn draw(facts: &dyn Facts, paths: &[String], root: Option<&str>) -> Result<Self> {
+        let (machine, report) = diagnose(facts, paths);
+        let mut plan = Self {
+            distribution: None,
+            container: machine.container,
+            route: way::choose(facts, &machine, &report),
+            steps: Vec::new(),
+            by_hand: Vec::new(),
+            needs_restart: false,
+            conclusion: report.conclusion.clone(),
+        };
+        let Some(route) = plan.route else {
+            plan.by_hand.extend(instead(facts, &machine, &report));
+            return Ok(plan);
+        };
+        // In a container nothing is installed, whatever it was made from.
+        let distribution = match Distribution::examine(facts) {
+            Ok(distribution) => Some(distribution),
+            Err(_) if machine.container.is_some() => None,
+            Err(error) => return Err(error),
+        };
+        if machine.container.is_some() {
+            plan.by_hand.extend(steps::of_container(facts, &machine, route));
+        }
+        let context = steps::Context { facts, machine: &machine, report: &report, route, root };
+        if let Some(distribution) = &distribution {
+            steps::of_host(&context, distribution, &mut plan)?;
+            plan.distribution = Some(distribution.name.clone());
+        }
+        plan.by_hand.extend(left(&machine, &report, route));
+        Ok(plan)
+    }
+}
+
+/// What is to be done where set-up can open no route.
+fn instead(facts: &dyn Facts, machine: &Machine, report: &Report) -> Vec<String> {
+    if machine.gpus.is_empty() {
+        return vec!["nothing: there is no NVIDIA GPU".to_owned()];
+    }
+    let next = |path: &PathReport| {
+        let by_module = path.shut.iter().any(|shut| shut.route == Route::NvidiaFs && shut.can_be_opened);
+        let what = match path.next.as_str() {
+            "nothing" => "nothing, no direct path is to be had there",
+            _ if by_module && way::lacks_patched_driver(facts, machine, path) => {
+                "first install an NVMe driver that knows nvidia-fs (DOCA or MLNX_OFED with GDS, or Ubuntu's kernel linux-nvidia)"
+            }
+            next => next,
+        };
+        format!("{}: {what}", path.path)
+    };
+    report.paths.iter().map(next).collect()
+}
+
+/// What set-up leaves to a person: findings in the way of the route, and risks, that it does not put right.
+fn left(machine: &Machine, report: &Report, route: Route) -> Vec<String> {
+    let is_bar = |finding: &Finding| way::is_by_hand(finding.id) && finding.bar(route).is_some();
+    let is_risk =
+        |finding: &Finding| ["pcie.acs", "nvidia_fs.version"].contains(&finding.id) && finding.verdict == Verdict::Warning;
+    // What a container must be given has been said.
+    let is_said = |finding: &Finding| machine.container.is_some() && finding.id == "container.udev";
+    let text = |finding: &Finding| {
+        let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
+        let remedy = finding.remedy.as_deref().map(|remedy| format!(": {remedy}")).unwrap_or_default();
+        format!("{subject}{}{remedy}", finding.seen)
+    };
+    let findings = report.findings.iter().filter(|finding| (is_bar(finding) || is_risk(finding)) && !is_said(finding));
+    let mut left: Vec<String> = findings.map(text).collect();
+    if report.findings.iter().any(is_bar) {
+        left.push("until that is done, programs that use cuFile get an error where bytes cannot go directly".to_owned());
+    }
+    left
+}

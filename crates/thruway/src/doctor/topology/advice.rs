@@ -1,0 +1,167 @@
+//! Which GPU is the best for a place, and which place for a GPU.
+//!
+//! Near is better than far, and of several drives below one place the farthest counts: a RAID is as fast as its slowest
+//! member. Among the places for a GPU, those that the doctor expects a direct path for come before all others, and of
+//! those at one distance that whose links carry more. What a server gives is not known here, so drives of this machine come
+//! before it.
+
+use serde::Serialize;
+
+use crate::doctor::machine::{Gpu, Machine, PciDevice, Target};
+use crate::doctor::parse::pci::Distance;
+use crate::doctor::report::{Expected, PathReport, Route};
+
+/// How far a GPU lies from a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// The GPU.
+    pub gpu: String,
+    /// The word of `nvidia-smi topo`: `PIX`, `PHB`, `NODE`, `SYS`.
+    pub distance: &'static str,
+}
+
+/// The best GPU for a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MountAdvice {
+    /// The place.
+    pub path: String,
+    /// Its filesystem, what lies below it, and its drives.
+    pub storage: String,
+    /// The GPU; `None` if none is better than another.
+    pub gpu: Option<String>,
+    /// Why.
+    pub reason: String,
+    /// How far each GPU lies.
+    pub ways: Vec<Way>,
+}
+
+/// The best place for a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GpuAdvice {
+    /// The GPU.
+    pub gpu: String,
+    /// The place; `None` if none is better than another.
+    pub path: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// The devices that a place's bytes come from: its drives, or the network cards that can do RDMA where it lies on another
+/// machine.
+fn sources<'a>(machine: &'a Machine, target: &'a Target) -> Vec<&'a PciDevice> {
+    if target.is_remote() {
+        return machine.nics.iter().filter(|nic| nic.has_rdma()).map(|nic| &nic.device).collect();
+    }
+    target.devices().collect()
+}
+
+/// The distance between a GPU and a place: that of the farthest drive, or of the nearest network card.
+fn distance(machine: &Machine, gpu: &Gpu, target: &Target) -> Option<Distance> {
+    let device = gpu.device.as_ref()?;
+    let distances = sources(machine, target).into_iter().filter_map(|source| device.distance(source));
+    if target.is_remote() { distances.min() } else { distances.max() }
+}
+
+/// What the links carry that a place's bytes come by, in GB/s; 0 where the kernel does not tell.
+fn rate(machine: &Machine, gpu: &Gpu, target: &Target) -> f64 {
+    let Some(device) = &gpu.device else { return 0.0 };
+    let sources = sources(machine, target);
+    let rates =
+        |sources: &mut dyn Iterator<Item = &&PciDevice>| -> f64 { sources.filter_map(|source| source.link.gb_per_s()).sum() };
+    if target.is_remote() {
+        // One card serves a GPU: the nearest.
+        return rates(&mut sources.iter().min_by_key(|source| device.distance(source)).into_iter());
+    }
+    rates(&mut sources.iter())
+}
+
+/// The best GPU for each place.
+pub(super) fn of_mounts(machine: &Machine) -> Vec<MountAdvice> {
+    machine.targets.iter().map(|target| of_mount(machine, target)).collect()
+}
+
+fn of_mount(machine: &Machine, target: &Target) -> MountAdvice {
+    let ways: Vec<(&Gpu, Distance)> =
+        machine.gpus.iter().filter_map(|gpu| Some((gpu, distance(machine, gpu, target)?))).collect();
+    let best = ways.iter().min_by_key(|(_, distance)| *distance);
+    let reason = match best {
+        None => why_none(machine, target).to_owned(),
+        Some((_, nearest)) => {
+            let as_near = ways.iter().filter(|(_, distance)| distance == nearest).count();
+            let others = match (as_near, ways.len()) {
+                (_, 1) => "the only GPU".to_owned(),
+                (1, _) => "the nearest".to_owned(),
+                (all, of) if all == of => format!("as are all {of} GPUs"),
+                (some, of) => format!("as are {some} of {of} GPUs"),
+            };
+            let what = match (target.is_remote(), sources(machine, target).len()) {
+                (true, _) => "a network card that can do RDMA",
+                (false, 1) => "the drive",
+                _ => "the farthest of its drives",
+            };
+            format!("{}, {others}", beside(*nearest, what))
+        }
+    };
+    MountAdvice {
+        path: target.path.clone(),
+        storage: target.describe(),
+        gpu: best.map(|(gpu, _)| gpu.label()),
+        reason,
+        ways: ways.iter().map(|(gpu, distance)| Way { gpu: gpu.label(), distance: distance.word() }).collect(),
+    }
+}
+
+/// Where a GPU lies as seen from `what`.
+fn beside(distance: Distance, what: &str) -> String {
+    match distance {
+        Distance::Switch => format!("under one PCIe switch with {what}"),
+        Distance::Root => format!("under one root complex with {what}"),
+        Distance::Node => format!("under another root complex than {what}, on the same NUMA node"),
+        Distance::Sockets => format!("on another socket than {what}"),
+    }
+}
+
+fn why_none(machine: &Machine, target: &Target) -> &'static str {
+    if machine.gpus.is_empty() {
+        "there is no GPU"
+    } else if sources(machine, target).is_empty() {
+        "what it lies on is not to be seen on the PCI bus, so all GPUs are equal to it"
+    } else {
+        "the PCI bus does not show where the GPUs are"
+    }
+}
+
+/// The best place for each GPU.
+pub(super) fn of_gpus(machine: &Machine, reports: &[PathReport]) -> Vec<GpuAdvice> {
+    machine.gpus.iter().map(|gpu| of_gpu(machine, reports, gpu)).collect()
+}
+
+fn of_gpu(machine: &Machine, reports: &[PathReport], gpu: &Gpu) -> GpuAdvice {
+    let is_direct = |target: &Target| reports.iter().any(|path| path.path == target.path && path.expected == Expected::Direct);
+    let is_usable = |target: &Target| reports.iter().all(|path| path.path != target.path || path.expected != Expected::None);
+    let reachable = machine.targets.iter().filter(|target| is_usable(target));
+    let ways = reachable.filter_map(|target| Some((target, distance(machine, gpu, target)?)));
+    let best = ways.min_by(|(one, near), (other, far)| {
+        let rank = |target: &Target, distance| (!is_direct(target), target.is_remote(), distance);
+        let by_distance = rank(one, near).cmp(&rank(other, far));
+        by_distance.then_with(|| rate(machine, gpu, other).total_cmp(&rate(machine, gpu, one)))
+    });
+    let Some((target, distance)) = best else {
+        let reason = if machine.targets.is_empty() {
+            "no place lies on a drive that the PCI bus shows"
+        } else if gpu.device.is_none() {
+            "the PCI bus does not show where it is"
+        } else {
+            "no place can be used whose drives the PCI bus shows"
+        };
+        return GpuAdvice { gpu: gpu.label(), path: None, reason: reason.to_owned() };
+    };
+    let route = reports.iter().find(|path| path.path == target.path).and_then(|path| path.route).map(Route::describe);
+    let way = match route.filter(|_| is_direct(target)) {
+        Some(route) => format!("directly by {route}"),
+        None => "through the host: no place here has a direct path".to_owned(),
+    };
+    let rate = rate(machine, gpu, target);
+    let links = if rate > 0.0 { format!(", links of {rate:.1} GB/s") } else { String::new() };
+    GpuAdvice { gpu: gpu.label(), path: Some(target.path.clone()), reason: format!("{}{links}; {way}", distance.describe()) }
+}
