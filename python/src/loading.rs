@@ -13,10 +13,9 @@ use std::thread::JoinHandle;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
 use thruway::checkpoint::Checkpoint;
 use thruway::cuda::{CallerStream, Gpu};
-use thruway::model::{Allocation, ModelEntry};
+use thruway::model::{Allocation, ModelEntry, Place};
 use thruway::{Buffer, Cancel, Error, ErrorKind, GpuBuffer, LoadOptions, PathPolicy, Session, Tensor, Tensors};
 
 use crate::error::OrRaise;
@@ -73,8 +72,9 @@ enum Event {
     Done(thruway::Result<(Tensors, thruway::Receipt)>),
 }
 
-/// A tensor's name, dtype, shape, and its offset and bytes in the block that it lies in. Neighbours of one shape share it.
-type PlacedTensor<'py> = (Bound<'py, PyString>, &'static str, Bound<'py, PyTuple>, usize, usize);
+/// Tensors of one dtype and shape that follow one another in a block: dtype, shape, bytes of each, names, offsets. Columns,
+/// since an object for each of many tensors would set the interpreter's garbage collection to work.
+type Run = (&'static str, Vec<u64>, usize, Vec<String>, Vec<usize>);
 
 struct State {
     events: Receiver<Event>,
@@ -234,21 +234,23 @@ impl Loading {
     }
 
     /// The next of the blocks of memory that were given, and the tensors that lie in it; their bytes may be on the way.
-    fn block<'py>(&self, py: Python<'py>) -> PyResult<Option<(Py<PyAny>, Vec<PlacedTensor<'py>>)>> {
+    fn block(&self) -> PyResult<Option<(Py<PyAny>, Vec<Run>)>> {
         let Some((memory, allocation)) = self.state()?.given.pop_front() else { return Ok(None) };
         let entries = self.origin.entries();
-        let mut tensors: Vec<PlacedTensor<'py>> = Vec::with_capacity(allocation.places.len());
-        let mut before: Option<&[u64]> = None;
-        for place in &allocation.places {
-            let shape = match tensors.last() {
-                Some((_, _, shape, ..)) if before == Some(&place.shape) => shape.clone(),
-                _ => PyTuple::new(py, &place.shape)?,
-            };
-            before = Some(&place.shape);
-            let entry = &entries[place.entry];
-            tensors.push((PyString::new(py, &entry.name), entry.dtype.name(), shape, place.range.start, place.range.len()));
+        let mut runs: Vec<Run> = Vec::new();
+        for Place { entry, shape, range } in allocation.places {
+            let ModelEntry { name, dtype, .. } = &entries[entry];
+            match runs.last_mut() {
+                Some((code, lengths, bytes, names, offsets))
+                    if (*code, &*lengths, *bytes) == (dtype.name(), &shape, range.len()) =>
+                {
+                    names.push(name.clone());
+                    offsets.push(range.start);
+                }
+                _ => runs.push((dtype.name(), shape, range.len(), vec![name.clone()], vec![range.start])),
+            }
         }
-        Ok(Some((memory, tensors)))
+        Ok(Some((memory, runs)))
     }
 
     /// Hands over the GPU memory that [`next`](Self::next) asked for: of each allocation its address and what keeps it.

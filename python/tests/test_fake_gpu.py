@@ -84,9 +84,9 @@ class Gpu:
         self.allocations_left -= len(wanted)
         return [(block.address, block) for block in (Memory(self, nbytes) for nbytes in wanted)]
 
-    def make(self, block: Memory, places: list[Any], tensors: dict[str, Any]) -> None:
-        for name, _, _, offset, nbytes in places:
-            tensors[name] = (block, offset, nbytes)
+    def make(self, block: Memory, runs: list[_open.Run], tensors: dict[str, Any]) -> None:
+        for _, _, nbytes, names, offsets in runs:
+            tensors.update((name, (block, offset, nbytes)) for name, offset in zip(names, offsets, strict=True))
 
     def fill(self, memory: Memory, value: int, times: int) -> None:
         """Queues work on the default stream."""
@@ -221,10 +221,11 @@ def checkpoints(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:
         assert saving.wait_for("staged", None) and saving.staged_seconds() is not None
         assert saving.wait()[0] == number * 2 + 1
         assert (saving.done(), saving.level()) == (True, "durable")
+        # What overwrites them may still be under way.
+        gpu.call("cuCtxSynchronize")
         del tensors
         for step in run.steps():
             assert_right(gpu, restored(gpu, run, step, "m"), saved)
-        gpu.call("cuCtxSynchronize")
 
 
 def a_wait_is_interrupted(gpu: Gpu, path: Path, saved: dict[str, np.ndarray]) -> None:

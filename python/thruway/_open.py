@@ -20,8 +20,8 @@ _Entry = tuple[str, str, list[int], int, int, int]
 # Device, address, bytes, and what keeps them.
 Bytes = tuple[str, int, int, object]
 
-# Of a tensor in a block of memory: name, dtype, shape, offset, bytes.
-Placed = tuple[str, str, tuple[int, ...], int, int]
+# Of tensors that follow one another in a block of memory: dtype, shape, bytes of each, names, offsets.
+Run = tuple[str, list[int], int, list[str], list[int]]
 
 if TYPE_CHECKING:
     from thruway._prefetch import PrefetchLoader

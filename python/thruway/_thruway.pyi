@@ -10,8 +10,8 @@ __version__: str
 
 # Name, dtype, shape, file, and the bytes of the file at which it begins and ends.
 _Entry = tuple[str, str, list[int], int, int, int]
-# Name, dtype, shape, offset in the block, bytes.
-_Placed = tuple[str, str, tuple[int, ...], int, int]
+# Of tensors that follow one another in a block: dtype, shape, bytes of each, names, offsets.
+_Run = tuple[str, list[int], int, list[str], list[int]]
 _Spec = tuple[str, str, list[int]]
 # Device, address, bytes, and what keeps them.
 _Bytes = tuple[str, int, int, object]
@@ -56,7 +56,7 @@ class Loading:
     def asks(self) -> bool: ...
     @property
     def placed(self) -> int: ...
-    def block(self) -> tuple[Any, list[_Placed]] | None: ...
+    def block(self) -> tuple[Any, list[_Run]] | None: ...
     def give(self, memory: list[tuple[int, object]]) -> None: ...
     def tensors(self) -> list[HostTensor]: ...
     @property

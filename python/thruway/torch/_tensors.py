@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from thruway._errors import InvalidInputError, UnsupportedError
-from thruway._open import Placed
+from thruway._open import Run
 
 # The format's name of each dtype; some are younger than the oldest torch that is supported.
 _NAMES = {
@@ -36,6 +38,9 @@ _NAMES = {
 }
 DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+# Less than this is in few pieces.
+_RESERVE_BYTES_MIN = 256 << 20
 
 
 def place(device: Any) -> tuple[str, torch.device | None]:
@@ -149,28 +154,40 @@ def current_stream(memory: str) -> int | None:
 
 def allocate(wanted: list[int], memory: str) -> list[tuple[int, torch.Tensor]]:
     """The memory that a load wants, a block for each number of bytes: its address, and what keeps it."""
+    _reserve(sum(-(-nbytes // 512) * 512 for nbytes in wanted), memory)
     blocks = (torch.empty(nbytes, dtype=torch.uint8, device=memory) for nbytes in wanted)
     return [(block.data_ptr(), block) for block in blocks]
 
 
-def make(block: torch.Tensor, places: list[Placed], tensors: dict[str, Any]) -> None:
+def _reserve(nbytes: int, memory: str) -> None:
+    """Has torch get much memory from the driver at once, if it has not got it. It deals it out in parts then.
+
+    To get each large tensor's from the driver holds up copies to the GPU: the first load of a process took 5 % longer.
+    """
+    conf = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    # With these torch would not deal it out.
+    if nbytes < _RESERVE_BYTES_MIN or "max_split_size_mb" in conf or "cudaMallocAsync" in conf:
+        return
+    if torch.cuda.memory_reserved(memory) - torch.cuda.memory_allocated(memory) < nbytes:
+        # Where there is not so much in one piece, there may be in several.
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            torch.empty(nbytes, dtype=torch.uint8, device=memory)
+
+
+def make(block: torch.Tensor, runs: list[Run], tensors: dict[str, Any]) -> None:
     """The tensors that lie in a block of memory, which they share.
 
     One call of torch for each: a model of many small ones would take longer to make than to load.
     """
-    forms: dict[tuple[str, tuple[int, ...]], tuple[torch.Tensor, int, list[int], list[int]]] = {}
-    for name, code, shape, offset, nbytes in places:
+    for code, shape, nbytes, names, offsets in runs:
         if nbytes == 0:
-            tensors[name] = of_bytes(name, block[:0], code, shape)
+            tensors.update((name, of_bytes(name, block[:0], code, shape)) for name in names)
             continue
-        form = forms.get((code, shape))
-        if form is None:
-            dtype, lengths = dtype_of(name, code), shape_of(code, shape)
-            whole = block[: block.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-            strides = [math.prod(lengths[dimension + 1 :]) for dimension in range(len(lengths))]
-            form = forms[code, shape] = (whole, dtype.itemsize, lengths, strides)
-        whole, itemsize, lengths, strides = form
+        dtype, lengths = dtype_of(names[0], code), shape_of(code, shape)
+        whole = block[: block.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        strides = [math.prod(lengths[dimension + 1 :]) for dimension in range(len(lengths))]
         try:
-            tensors[name] = whole.as_strided(lengths, strides, offset // itemsize)
+            for name, offset in zip(names, offsets, strict=True):
+                tensors[name] = whole.as_strided(lengths, strides, offset // dtype.itemsize)
         except (RuntimeError, TypeError, ValueError, OverflowError):
-            raise _no_such_shape(name, shape) from None
+            raise _no_such_shape(names[0], shape) from None

@@ -43,6 +43,10 @@ const GROUP_BYTES: u64 = 512 << 20;
 /// The same for the first time, when nothing moves yet.
 const FIRST_GROUP_BYTES: u64 = 64 << 20;
 
+/// How much a caller's allocator is asked for at a time, after the first: the more it hears of at once, the fewer pieces it has
+/// to get from the driver, each of which holds up copies that are under way.
+const ALLOCATOR_BATCH_BYTES: u64 = 2 << 30;
+
 /// How many rows of slices are planned at a time, about: each is a move that is kept until it is planned.
 const BATCH_ROWS: u64 = 1 << 17;
 
@@ -300,7 +304,7 @@ impl Model {
     ) -> Vec<Batch<'a>> {
         let home = Home::of(&self.context);
         let mut batches: Vec<Batch<'_>> = Vec::new();
-        for batch in batched(groups, items, home.is_gpu()) {
+        for batch in batched(groups, items, home.is_gpu(), allocator.borrow().is_some()) {
             batches.push(Box::new(move || {
                 let mut moves = Vec::new();
                 for (mut buffer, places) in allocate(batch, items, home, allocator.borrow_mut().as_mut())? {
@@ -507,12 +511,13 @@ fn places_of(groups: &[Group], items: usize) -> Vec<Placed> {
 
 /// Groups dealt into batches, which are allocated and planned one after the other. Host memory costs nothing before it is
 /// touched, so there only what planning takes counts.
-fn batched(groups: Vec<Group>, items: &[Item<'_>], on_gpu: bool) -> Vec<Vec<Group>> {
+fn batched(groups: Vec<Group>, items: &[Item<'_>], on_gpu: bool, has_allocator: bool) -> Vec<Vec<Group>> {
+    let later = if has_allocator { ALLOCATOR_BATCH_BYTES } else { GROUP_BYTES };
     let mut batches: Vec<Vec<Group>> = Vec::new();
     let (mut room, mut rows) = (0, 0);
     for group in groups {
         if room == 0 || rows == 0 {
-            room = if batches.is_empty() { FIRST_GROUP_BYTES } else { GROUP_BYTES };
+            room = if batches.is_empty() { FIRST_GROUP_BYTES } else { later };
             rows = BATCH_ROWS;
             batches.push(Vec::new());
         }
