@@ -168,6 +168,16 @@ fn garbage_everywhere_gives_a_verdict_in_bounded_time() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
+/// What the fuzzer of captures found: an address of a GPU that was cut in the middle of a character.
+#[test]
+fn an_address_of_strange_characters_is_no_address() {
+    for address in ["00\u{fffd}00:1", "\u{fffd}\u{fffd}:", ":::::", "\u{1f600}\u{1f600}:00.0"] {
+        let text = format!("thruway-facts 1\n@ call cuda\ngpu {address} memory=1 name=NVIDIA H100\n@ rest absent\n");
+        let report = examine(&Capture::parse(&text).expect("a capture"), &["/data".to_owned()]);
+        assert!(report.findings.iter().any(|finding| finding.id == "gpu.kind"), "{address}");
+    }
+}
+
 #[test]
 fn each_fact_of_a_healthy_machine_may_be_garbage_or_refused() {
     let path = machines().into_iter().find(|path| path.ends_with("nvidia-fs.facts")).expect("it");
