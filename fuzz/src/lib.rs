@@ -77,12 +77,18 @@ pub fn check_cufile(bytes: &[u8]) {
     assert_eq!(settings.allow_compat, Some(false), "{changed:?}");
 }
 
-/// Diagnoses a capture. Panics if its verdict differs after it was written and read again.
+/// Diagnoses a capture, draws it, and plans for it. Panics if the verdict, the picture or the plan differs after the capture
+/// was written and read again.
 pub fn check_capture(bytes: &[u8]) {
-    use thruway::doctor::{captured_paths, examine, facts::Capture};
+    use thruway::doctor::{captured_paths, examine, facts::Capture, setup::Plan, topology::Topology};
     let text = String::from_utf8_lossy(bytes);
     let Ok(capture) = Capture::parse(&text) else { return };
     let paths = captured_paths(&capture);
     let again = Capture::parse(&capture.to_text()).expect("our own text");
     assert_eq!(examine(&again, &paths), examine(&capture, &paths));
+    for paths in [paths.as_slice(), &[]] {
+        assert_eq!(Topology::examine(&again, paths), Topology::examine(&capture, paths));
+    }
+    let plan = |capture| Plan::draw(capture, &paths, None).map_err(|error| error.to_string());
+    assert_eq!(plan(&again), plan(&capture));
 }

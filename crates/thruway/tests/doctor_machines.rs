@@ -101,6 +101,14 @@ fn each_machine_is_judged_as_its_name_says() {
         ("closed-driver", Health::Broken, Expected::Staged, Some("nvidia_fs.version")),
         ("dead-mount", Health::Broken, Expected::None, Some("path.access")),
         ("peer-memory-without-gpu", Health::Direct, Expected::Direct, None),
+        ("peer-memory-apart", Health::Slower, Expected::Plain, Some("path.pool")),
+        ("dgx-two-sockets", Health::Direct, Expected::Direct, Some("pcie.link")),
+        ("nfs-rdma-port-down", Health::Broken, Expected::Staged, Some("path.network")),
+        ("bar1-small", Health::Broken, Expected::Staged, Some("gpu.bar1")),
+        ("bare-ubuntu", Health::Slower, Expected::Staged, Some("p2pdma.parameters")),
+        ("bare-debian", Health::Slower, Expected::Staged, Some("p2pdma.kernel")),
+        ("bare-rhel", Health::Slower, Expected::Staged, Some("nvidia_fs.module")),
+        ("bare-sles", Health::Slower, Expected::Staged, Some("cufile.library")),
         ("no-gpu", Health::Slower, Expected::Plain, None),
         ("wsl", Health::Slower, Expected::Staged, Some("host.kernel")),
     ] {
@@ -158,6 +166,16 @@ fn garbage_everywhere_gives_a_verdict_in_bounded_time() {
         assert_ne!(report.health, Health::Direct);
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+/// What the fuzzer of captures found: an address of a GPU that was cut in the middle of a character.
+#[test]
+fn an_address_of_strange_characters_is_no_address() {
+    for address in ["00\u{fffd}00:1", "\u{fffd}\u{fffd}:", ":::::", "\u{1f600}\u{1f600}:00.0"] {
+        let text = format!("thruway-facts 1\n@ call cuda\ngpu {address} memory=1 name=NVIDIA H100\n@ rest absent\n");
+        let report = examine(&Capture::parse(&text).expect("a capture"), &["/data".to_owned()]);
+        assert!(report.findings.iter().any(|finding| finding.id == "gpu.kind"), "{address}");
+    }
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl Machine {
         let output = qemu.output().map_err(|error| format!("cannot run qemu: {error}"))?;
         let log = String::from_utf8_lossy(&output.stdout);
         for line in said(&log) {
-            if !["bar ", "exit ", "direct-bytes "].iter().any(|key| line.starts_with(key)) {
+            if !["bar ", "exit ", "doctor ", "direct-bytes "].iter().any(|key| line.starts_with(key)) {
                 println!("  {line}");
             }
         }
@@ -106,10 +106,16 @@ impl Machine {
         if memory.is_some() != self.publishes {
             return Err("the device's memory is not where it should be".to_owned());
         }
+        let expects_direct = self.publishes && self.topology == Topology::Switch;
+        // 0: a direct path is expected; 3: all works by a slower one.
+        let expected = if expects_direct { "0" } else { "3" };
+        match last("doctor ") {
+            Some(status) if status == expected => {}
+            status => return Err(format!("the doctor ended with {status:?}, and {expected} is the truth")),
+        }
         let direct: u64 = said(log).filter_map(|line| line.strip_prefix("direct-bytes ")?.parse::<u64>().ok()).sum();
         let (all, to_device) = dma_bytes(traced, memory.as_ref());
         println!("  the emulator saw {all} bytes of DMA by drives, {to_device} of them into or out of the device's memory");
-        let expects_direct = self.publishes && self.topology == Topology::Switch;
         match (expects_direct, direct, to_device) {
             _ if all == 0 => Err("the emulator traced nothing, so nothing is known of what it did".to_owned()),
             (true, 0, _) => Err("nothing was direct".to_owned()),
@@ -150,7 +156,7 @@ mod tests {
 
     const SWITCH: Machine = Machine { tests: "t", count: 2, cpu: "EPYC", topology: Topology::Switch, publishes: true };
     const APART: Machine = Machine { topology: Topology::RootPorts, ..SWITCH };
-    const LOG: &str = "guest: bar 0x00000000fc000000 0x00000000fcffffff\ntest it ... guest: direct-bytes 4096\r\n\
+    const LOG: &str = "guest: bar 0x00000000fc000000 0x00000000fcffffff\nguest: doctor 0\ntest it ... guest: direct-bytes 4096\r\n\
                        test result: ok. 2 passed; 0 failed; 0 ignored\nguest: exit 0\r\n";
     const TRACE: &str = "pci_nvme_map_addr addr 0xfc001000 len 4096\npci_nvme_map_addr addr 0x3efdd000 len 512\n";
 
@@ -164,10 +170,19 @@ mod tests {
 
     #[test]
     fn where_none_may_be_direct_a_single_byte_is_a_fault() {
-        let none = LOG.replace("guest: direct-bytes 4096", "");
+        let none = LOG.replace("guest: direct-bytes 4096", "").replace("doctor 0", "doctor 3");
         APART.judge(&none, "pci_nvme_map_addr addr 0x3efdd000 len 512").expect("none was");
         APART.judge(&none, TRACE).expect_err("some was");
-        APART.judge(LOG, "pci_nvme_map_addr addr 0x3efdd000 len 512").expect_err("some was claimed");
+        let claimed = LOG.replace("doctor 0", "doctor 3");
+        APART.judge(&claimed, "pci_nvme_map_addr addr 0x3efdd000 len 512").expect_err("some was claimed");
+    }
+
+    #[test]
+    fn the_doctor_must_have_expected_what_happened() {
+        SWITCH.judge(&LOG.replace("doctor 0", "doctor 3"), TRACE).expect_err("it expected a slower path");
+        SWITCH.judge(&LOG.replace("doctor 0", "doctor 1"), TRACE).expect_err("it found a fault");
+        let none = LOG.replace("guest: direct-bytes 4096", "");
+        APART.judge(&none, "pci_nvme_map_addr addr 0x3efdd000 len 512").expect_err("it expected a direct path");
     }
 
     #[test]

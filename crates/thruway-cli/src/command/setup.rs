@@ -157,13 +157,16 @@ fn verify(args: &SetupArgs, root: Option<&str>, plan: &Plan, paths: &[String], o
     let report = examine(facts.as_ref(), paths);
     let done = plan.steps.len();
     output.line(if done == 0 { "nothing to do".to_owned() } else { format!("{} carried out", counted(done, "step")) })?;
-    if plan.needs_restart {
-        output.line("restart the machine, then see `thruway doctor`")?;
+    // What is not running has loaded nothing yet.
+    let has_to_start = plan.needs_restart || root.is_some();
+    if has_to_start {
+        let what = if root.is_some() { "start that system" } else { "restart the machine" };
+        output.line(format!("{what}, then see `thruway doctor`"))?;
     }
     output.line(safe(&report.conclusion))?;
     output.object(&object(plan, done > 0, Some(&report)))?;
     Ok(match report.health {
-        _ if plan.needs_restart => Outcome::Fine,
+        _ if has_to_start => Outcome::Fine,
         Health::Direct => Outcome::Fine,
         Health::Slower => Outcome::Slower,
         Health::Broken => Outcome::Fault,

@@ -43,10 +43,12 @@ pub(super) fn nearest<'a>(machine: &'a Machine, target: &Target) -> Option<(&'a 
     machine.gpus.iter().filter_map(far).min_by_key(|(_, distance)| *distance)
 }
 
-/// A device that offers memory to the drives of a place, and is none of them.
-fn pool<'a>(machine: &'a Machine, target: &Target) -> Option<&'a PciDevice> {
+/// The nearest device that offers memory to the drives of a place, and is none of them, and how far it is from the farthest.
+pub(super) fn pool<'a>(machine: &'a Machine, target: &Target) -> Option<(&'a PciDevice, Option<Distance>)> {
     let is_other = |pool: &&PciDevice| target.devices().all(|drive| drive.address != pool.address);
-    machine.pools.iter().find(|pool| is_other(pool) && target.devices().next().is_some())
+    target.devices().next()?;
+    let far = |pool: &'a PciDevice| (pool, target.devices().filter_map(|drive| pool.distance(drive)).max());
+    machine.pools.iter().filter(is_other).map(far).min_by_key(|(_, distance)| (distance.is_none(), *distance))
 }
 
 fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport {
@@ -101,7 +103,9 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
         path: target.path.clone(),
         storage: target.describe(),
         gpu: match open {
-            Some(Route::KernelP2pdma) => pool(machine, target).map(|device| format!("{} (its memory buffer)", device.address)),
+            Some(Route::KernelP2pdma) => {
+                pool(machine, target).map(|(device, _)| format!("{} (its memory buffer)", device.address))
+            }
             _ => gpu.map(Gpu::label),
         },
         expected,

@@ -30,6 +30,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         }
         findings.extend(denied(context, target));
         findings.extend(pcie::distance(context, target));
+        findings.extend(pcie::pool_distance(context, target));
         findings.extend(room(target));
         for finding in findings.iter_mut().skip(begin) {
             finding.subject.clone_from(&target.path);

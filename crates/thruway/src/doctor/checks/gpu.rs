@@ -2,6 +2,7 @@
 
 use super::Context;
 use crate::base::ByteSize;
+use crate::doctor::facts::FactsExt;
 use crate::doctor::machine::{Gpu, Line};
 use crate::doctor::report::{Finding, Route, Verdict};
 
@@ -17,7 +18,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     }
     for gpu in gpus {
         findings.push(kind(gpu));
-        findings.extend(bar1(gpu));
+        findings.extend(bar1(context, gpu));
     }
 }
 
@@ -47,7 +48,7 @@ fn kind(gpu: &Gpu) -> Finding {
 }
 
 /// The window through which other devices reach its memory.
-fn bar1(gpu: &Gpu) -> Option<Finding> {
+fn bar1(context: &Context<'_>, gpu: &Gpu) -> Option<Finding> {
     let device = gpu.device.as_ref()?;
     let source = format!("/sys/bus/pci/devices/{}/resource", gpu.address);
     let Some(bytes) = device.bars.get(1).copied() else {
@@ -60,10 +61,22 @@ fn bar1(gpu: &Gpu) -> Option<Finding> {
             .remedy("switch on \"Above 4G decoding\" in the firmware's set-up")
             .shuts(&Route::ALL),
         // CUDA reports a little less than what is built in.
-        Some(memory) if bytes < memory => finding(Verdict::Warning, format!("BAR1 has {size}, less than the GPU's memory"))
+        Some(memory) if bytes < memory => finding(Verdict::Warning, narrow(context, gpu, size))
             .remedy("switch on resizable BAR in the firmware's set-up; of professional cards see NVIDIA's displaymodeselector")
             .shuts(&Route::P2PDMA),
         Some(_) => finding(Verdict::Ok, format!("BAR1 has {size} and covers the GPU's memory")),
         None => finding(Verdict::Ok, format!("BAR1 has {size}")),
     })
+}
+
+/// What there is to say of a window that does not cover the GPU's memory: whether the GPU could have a larger one.
+fn narrow(context: &Context<'_>, gpu: &Gpu, size: ByteSize) -> String {
+    // One bit for each size that BAR1 may have, from 1 MiB on.
+    let sizes = context.facts.line(&format!("/sys/bus/pci/devices/{}/resource1_resize", gpu.address)).ok();
+    let largest = sizes.and_then(|mask| u64::from_str_radix(&mask, 16).ok()?.checked_ilog2()).filter(|bit| *bit < 44);
+    let could = match largest.map(|bit| ByteSize(1 << (bit + 20))) {
+        Some(largest) if largest > size => format!("; it is resizable, to {largest} at most"),
+        _ => String::new(),
+    };
+    format!("BAR1 has {size}, less than the GPU's memory{could}")
 }

@@ -18,6 +18,22 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         }
     }
     findings.push(io_uring(context));
+    findings.extend(huge_pages(context));
+}
+
+/// Whether the ring and large buffers in host memory may lie on huge pages, which are pinned and registered sooner.
+fn huge_pages(context: &Context<'_>) -> Option<Finding> {
+    const SWITCH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let text = context.facts.line(SWITCH).ok()?;
+    // `always [madvise] never`: the word in brackets is in force.
+    let word = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
+    let seen = format!("transparent huge pages: {}", printable(word));
+    Some(if word == "never" {
+        let remedy = "allow them to those who ask: `echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`";
+        Finding::new("limits.huge_pages", Verdict::Warning, seen, SWITCH).remedy(remedy)
+    } else {
+        Finding::ok("limits.huge_pages", seen, SWITCH)
+    })
 }
 
 fn limits(context: &Context<'_>, text: &str, findings: &mut Vec<Finding>) {

@@ -7,6 +7,7 @@ mod filesystem;
 mod gpu;
 mod host;
 mod limits;
+mod network;
 mod nvidia_fs;
 mod p2pdma;
 mod pcie;
@@ -39,6 +40,7 @@ pub(super) fn all(facts: &dyn Facts, machine: &Machine) -> Vec<Finding> {
     p2pdma::pools(&context, &mut findings);
     cufile::config(&context, &mut findings);
     filesystem::check(&context, &mut findings);
+    network::check(&context, &mut findings);
     limits::check(&context, &mut findings);
     findings
 }

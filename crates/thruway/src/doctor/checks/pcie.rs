@@ -117,3 +117,25 @@ pub(super) fn distance(context: &Context<'_>, target: &crate::doctor::machine::T
         _ => finding(Verdict::Ok),
     })
 }
+
+/// Says what lies between a place's drives and the nearest device that offers its memory to programs, where there is one.
+pub(super) fn pool_distance(context: &Context<'_>, target: &crate::doctor::machine::Target) -> Option<Finding> {
+    let (pool, distance) = super::super::route::pool(context.machine, target)?;
+    let source = format!("/sys/bus/pci/devices/{}", pool.address);
+    let Some(distance) = distance else {
+        let seen = format!("how far {} lies from the drives is unknown", pool.address);
+        return Some(Finding::new("path.pool", Verdict::Unknown, seen, source).shuts(&[Route::KernelP2pdma]));
+    };
+    let seen = format!("{} and the drives lie {}", pool.address, distance.describe());
+    // The processors that the kernel trusts are those between whose root ports peers may talk.
+    Some(match (distance, crosses_root_ports(context)) {
+        (pci::Distance::Switch, _) | (_, Some(true)) => Finding::ok("path.pool", seen, source),
+        (_, Some(false)) => Finding::new("path.pool", Verdict::Warning, seen, source)
+            .remedy("put both under one PCIe switch: between the root ports of this processor the kernel allows no P2PDMA")
+            .rules_out(&[Route::KernelP2pdma]),
+        (_, None) => {
+            let seen = format!("{seen}, and whether peers may talk across this processor is unknown");
+            Finding::new("path.pool", Verdict::Unknown, seen, source).shuts(&[Route::KernelP2pdma])
+        }
+    })
+}

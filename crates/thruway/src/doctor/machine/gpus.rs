@@ -90,10 +90,11 @@ pub(super) fn all(facts: &dyn Facts, survey: Option<&CudaSurvey>, classes: &[(St
 
 fn from_cuda(facts: &dyn Facts, ordinal: usize, gpu: &CudaGpu) -> Gpu {
     // The driver writes eight digits of the domain at times, sysfs four.
-    let address = match gpu.address.split_once(':') {
-        Some((domain, rest)) if domain.len() > 4 => format!("{}:{rest}", &domain[domain.len() - 4..]),
-        _ => gpu.address.clone(),
-    };
+    let short = gpu.address.split_once(':').and_then(|(domain, rest)| {
+        let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
+        Some(format!("{}:{rest}", domain.get(cut..)?))
+    });
+    let address = short.unwrap_or_else(|| gpu.address.clone());
     Gpu {
         ordinal: Some(ordinal),
         name: gpu.name.clone(),
