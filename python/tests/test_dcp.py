@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
 from fractions import Fraction
@@ -213,7 +213,7 @@ def _rank(rank: int, world: int, place: str, case: str) -> None:
     # Else one may be gone while another still talks to it, which gloo ends the process for.
     dist.barrier()
     dist.destroy_process_group()
-    # Torch and gloo leave threads that a process which winds down under load was seen to be aborted for, and what a rank
+    # Torch and gloo leave threads, for which a process that winds down under load was seen to be aborted. What a rank
     # told stands in its file.
     os._exit(0)
 
