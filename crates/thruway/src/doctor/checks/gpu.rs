@@ -4,6 +4,7 @@ use super::Context;
 use crate::base::ByteSize;
 use crate::doctor::facts::FactsExt;
 use crate::doctor::machine::{Gpu, Line};
+use crate::doctor::parse::pci::Register;
 use crate::doctor::report::{Finding, Route, Verdict};
 
 pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
@@ -51,17 +52,18 @@ fn kind(gpu: &Gpu) -> Finding {
 fn bar1(context: &Context<'_>, gpu: &Gpu) -> Option<Finding> {
     let device = gpu.device.as_ref()?;
     let source = format!("/sys/bus/pci/devices/{}/resource", gpu.address);
-    let Some(bytes) = device.bars.get(1).copied() else {
+    let Some(register) = device.registers.get(1).copied() else {
         return Some(Finding::new("gpu.bar1", Verdict::Unknown, "the size of BAR1 is unknown", source).about(gpu.label()));
     };
     let finding = |verdict, seen: String| Finding::new("gpu.bar1", verdict, seen, source.clone()).about(gpu.label());
+    let bytes = register.bytes;
     let size = ByteSize(bytes);
     Some(match gpu.memory_bytes {
         _ if bytes == 0 => finding(Verdict::Warning, "BAR1 has no address: no other device reaches the GPU's memory".to_owned())
             .remedy("switch on \"Above 4G decoding\" in the firmware's set-up")
             .shuts(&Route::ALL),
         // CUDA reports a little less than what is built in.
-        Some(memory) if bytes < memory => finding(Verdict::Warning, narrow(context, gpu, size))
+        Some(memory) if bytes < memory => finding(Verdict::Warning, narrow(context, gpu, register))
             .remedy("switch on resizable BAR in the firmware's set-up; of professional cards see NVIDIA's displaymodeselector")
             .shuts(&Route::P2PDMA),
         Some(_) => finding(Verdict::Ok, format!("BAR1 has {size} and covers the GPU's memory")),
@@ -70,9 +72,10 @@ fn bar1(context: &Context<'_>, gpu: &Gpu) -> Option<Finding> {
 }
 
 /// What there is to say of a window that does not cover the GPU's memory: whether the GPU could have a larger one.
-fn narrow(context: &Context<'_>, gpu: &Gpu, size: ByteSize) -> String {
+fn narrow(context: &Context<'_>, gpu: &Gpu, bar1: Register) -> String {
+    let size = ByteSize(bar1.bytes);
     // One bit for each size that BAR1 may have, from 1 MiB on.
-    let sizes = context.facts.line(&format!("/sys/bus/pci/devices/{}/resource1_resize", gpu.address)).ok();
+    let sizes = context.facts.line(&format!("/sys/bus/pci/devices/{}/resource{}_resize", gpu.address, bar1.line)).ok();
     let largest = sizes.and_then(|mask| u64::from_str_radix(&mask, 16).ok()?.checked_ilog2()).filter(|bit| *bit < 44);
     let could = match largest.map(|bit| ByteSize(1 << (bit + 20))) {
         Some(largest) if largest > size => format!("; it is resizable, to {largest} at most"),

@@ -56,8 +56,8 @@ pub struct PciDevice {
     pub link_max: Link,
     /// What the IOMMU does with its requests: `identity`, `DMA`, `DMA-FQ`; `None` without an IOMMU.
     pub iommu: Option<String>,
-    /// Bytes of its base address registers.
-    pub bars: Vec<u64>,
+    /// Its base address registers.
+    pub registers: Vec<pci::Register>,
     /// Bytes of its memory that the kernel offers for peer-to-peer DMA; `None` if it offers none.
     pub peer_bytes: Option<u64>,
 }
@@ -75,7 +75,7 @@ impl PciDevice {
             link,
             link_max,
             iommu: line("iommu_group/type"),
-            bars: facts.file(&format!("{base}/resource")).map(|text| pci::bars(&text)).unwrap_or_default(),
+            registers: facts.file(&format!("{base}/resource")).map(|text| pci::registers(&text)).unwrap_or_default(),
             peer_bytes: line("p2pmem/size").and_then(|bytes| bytes.parse().ok()),
             path,
         })

@@ -94,7 +94,7 @@ mod tests {
             std::hint::black_box((value(&text, "a"), field(&text, "a", ':')));
             std::hint::black_box(mounts::parse(&text));
             std::hint::black_box((nvidia::driver_version(&text), nvidia::registry_words(&text), nvidia::statistics(&text), nvidia::survey(&text)));
-            std::hint::black_box((pci::class(&text), pci::speed(&text), pci::bars(&text), pci::port_of(&text), pci::root_of(&text)));
+            std::hint::black_box((pci::class(&text), pci::speed(&text), pci::registers(&text), pci::port_of(&text), pci::root_of(&text)));
             std::hint::black_box(pci::redirects_upstream(text.as_bytes()));
         }
     }

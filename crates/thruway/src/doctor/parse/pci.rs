@@ -36,16 +36,35 @@ pub fn speed(text: &str) -> Option<u32> {
     unit.starts_with("GT/s").then_some(tenths)
 }
 
-/// Reads `resource`: the bytes of each base address register, in their order; 0 for one that is not used.
-pub fn bars(text: &str) -> Vec<u64> {
-    const BARS: usize = 6;
+/// A base address register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// Its line of `resource`, which its other files have in their names.
+    pub line: usize,
+    /// The bytes that it covers; 0 if it has no address.
+    pub bytes: u64,
+}
+
+/// Reads `resource`: the base address registers in their order. One of 64 bits takes two lines, of which the second is empty: on
+/// a GPU whose first one is such, the second begins at line 2.
+pub fn registers(text: &str) -> Vec<Register> {
+    const LINES: usize = 6;
+    // IORESOURCE_MEM_64 of linux/ioport.h
+    const IS_64_BITS: u64 = 0x0010_0000;
     let number = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-    let bytes = |line: &str| {
-        let mut words = line.split_whitespace();
-        let (start, end) = (number(words.next()?)?, number(words.next()?)?);
-        if end == 0 { Some(0) } else { end.checked_sub(start)?.checked_add(1) }
-    };
-    text.lines().take(BARS).map_while(bytes).collect()
+    let mut found = Vec::new();
+    let mut lines = text.lines().take(LINES).enumerate();
+    while let Some((line, words)) = lines.next() {
+        let mut words = words.split_whitespace().map_while(number);
+        let (Some(start), Some(end), flags) = (words.next(), words.next(), words.next().unwrap_or(0)) else { break };
+        let bytes = if end == 0 { Some(0) } else { end.checked_sub(start).and_then(|length| length.checked_add(1)) };
+        let Some(bytes) = bytes else { break };
+        found.push(Register { line, bytes });
+        if flags & IS_64_BITS != 0 {
+            lines.next();
+        }
+    }
+    found
 }
 
 /// The PCI addresses in a resolved path of sysfs, from the root complex to the device.
@@ -162,7 +181,14 @@ mod tests {
         let resource = "0x00000000c0000000 0x00000000c0ffffff 0x0000000000040200\n\
                         0x0000380000000000 0x00003807ffffffff 0x000000000014220c\n\
                         0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
-        assert_eq!(bars(resource), [16 << 20, 32 << 30, 0]);
+        assert_eq!(registers(resource), [Register { line: 0, bytes: 16 << 20 }, Register { line: 1, bytes: 32 << 30 }]);
+        let hopper = "0x0000104002000000 0x0000104002ffffff 0x000000000014220c\n\
+                      0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                      0x0000100000000000 0x0000103fffffffff 0x000000000014220c\n";
+        assert_eq!(registers(hopper), [Register { line: 0, bytes: 16 << 20 }, Register { line: 2, bytes: 256 << 30 }]);
+        let without_address = hopper.replace("0x0000100000000000 0x0000103fffffffff", "0x0000000000000000 0x0000000000000000");
+        assert_eq!(registers(&without_address)[1], Register { line: 2, bytes: 0 });
+        assert_eq!(registers("0x2 0x1 0x0\n"), []);
         assert!(is_address("0000:41:00.0") && !is_address("0000:41:00.") && !is_address("pci0000:40"));
     }
 
