@@ -20,7 +20,7 @@ fn a_copy_in_shards_holds_the_same_tensors_and_verify_says_so() {
     assert_eq!(same["bytes_read"], 2 * tensor_bytes());
     assert!(same["seconds"].is_f64() && same["files"].is_array() && same["retries"].is_u64());
     let human = run(directory.path(), ["verify", "shards", "--against", "m.safetensors"]).fine();
-    assert!(human.stdout.contains("4 tensors, 2.39 MB: the same as m.safetensors\n"), "{human:?}");
+    assert!(human.stdout.contains("4 tensors, 2.40 MB: the same as m.safetensors\n"), "{human:?}");
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_copy_of_shards_is_shards_and_of_a_file_a_file() {
     save(&directory.path().join("m.safetensors"), &TENSORS, 1);
     save_sharded(&directory.path().join("model"), &TENSORS, 1, 1 << 20);
     let file = run(directory.path(), ["copy", "m.safetensors", "copy.safetensors"]).fine();
-    assert!(file.stdout.starts_with("4 tensors, 2.39 MB, to copy.safetensors in "), "{file:?}");
+    assert!(file.stdout.starts_with("4 tensors, 2.40 MB, to copy.safetensors in "), "{file:?}");
     assert!(directory.path().join("copy.safetensors").is_file());
     run(directory.path(), ["copy", "model", "copied", "--path", "cached"]).fine();
     assert!(directory.path().join("copied").is_dir());

@@ -166,8 +166,8 @@ fn explain_says_what_the_load_then_does_and_refuses_what_it_refuses() {
         }
     }
     let human = common::run(directory.path(), ["explain", "m.safetensors"]).fine();
-    assert!(human.stdout.starts_with("4 tensors, 2.39 MB, would go to host memory: no CUDA driver here\n"), "{human:?}");
-    assert!(human.stdout.contains("\nm.safetensors: 2.39 MB\n  "), "{human:?}");
+    assert!(human.stdout.starts_with("4 tensors, 2.40 MB, would go to host memory: no CUDA driver here\n"), "{human:?}");
+    assert!(human.stdout.contains("\nm.safetensors: 2.40 MB\n  "), "{human:?}");
     let missing = common::run(directory.path(), ["explain", "nothing.safetensors", "--json"]).failed();
     assert_eq!(missing.json()["error"]["kind"], "not found");
 }

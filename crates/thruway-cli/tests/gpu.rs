@@ -25,7 +25,7 @@ fn a_load_to_the_gpu_brings_the_bytes_that_a_load_to_the_host_brings() {
         }
     }
     let human = run_with_gpu(directory.path(), ["load", "model"]).fine();
-    assert!(human.stdout.starts_with("4 tensors, 2.39 MB, to cuda:0 (the first GPU: Fake GPU)\n"), "{human:?}");
+    assert!(human.stdout.starts_with("4 tensors, 2.40 MB, to cuda:0 (the first GPU: Fake GPU)\n"), "{human:?}");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn people_get_one_aligned_line_for_each_tensor_and_a_total() {
         let line = lines.iter().find(|line| line.starts_with(name)).expect(name);
         assert!(line[column..].starts_with("U8") && line.ends_with("m.safetensors"), "{line}");
     }
-    assert!(human.stdout.contains("4 tensors, 2.39 MB of data, "), "{human:?}");
+    assert!(human.stdout.contains("4 tensors, 2.40 MB of data, "), "{human:?}");
 }
 
 #[test]

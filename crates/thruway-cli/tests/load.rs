@@ -40,7 +40,7 @@ fn digests_are_those_of_the_bytes_that_were_saved_in_both_forms() {
     let human = run(directory.path(), ["load", "model", "--digest"]).fine();
     let printed: Vec<&str> = human.stdout.lines().collect();
     assert_eq!(printed, lines, "sorted by name");
-    assert!(human.stderr.starts_with("4 tensors, 2.39 MB, to host memory: no CUDA driver here\n"), "{human:?}");
+    assert!(human.stderr.starts_with("4 tensors, 2.40 MB, to host memory: no CUDA driver here\n"), "{human:?}");
 }
 
 #[test]

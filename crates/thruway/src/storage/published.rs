@@ -129,7 +129,7 @@ mod tests {
         found.ensure_bytes(4096).expect("it fits");
         let error = found.ensure_bytes(4097).expect_err("too much");
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-        assert!(error.message().contains("4.09 kB are available"), "{error}");
+        assert!(error.message().contains("4.10 kB are available"), "{error}");
         assert!(found.open().expect_err("an old kernel").hint().is_some_and(|hint| hint.contains("6.2")));
 
         let nothing = tempfile::tempdir().expect("a directory");
