@@ -57,6 +57,8 @@ TENSOR_BYTES = 64 << 20
 PROBE_BYTES = 1_000_000_000
 BACKGROUND_THREADS = 16
 CACHED_PAIRS = 5
+# What the page cache may keep of a file that is to come from the drive: another may hold a page for a moment.
+LEFT_MAX = 0.01
 SMALL_BYTES = 1_000_000
 
 
@@ -222,15 +224,17 @@ def restore(args: argparse.Namespace, tensors: Tensors) -> dict[str, Any]:
 
         def seconds(work: Callable[[], Tensors], cold: bool) -> dict[str, float]:
             left = direct_io.evict_wholly(files) if cold else 0
-            if left:
+            if left > LEFT_MAX * bytes_of(tensors):
                 raise RuntimeError(f"the page cache keeps {left} bytes")
             synchronise(args.device)
             cpu, begun = cpu_seconds(), time.perf_counter()
             found = work()
             synchronise(args.device)
             run = {"seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - cpu}
-            if found.keys() != tensors.keys():
-                raise RuntimeError(f"{len(found)} of {len(tensors)} tensors came back")
+            for name, tensor in tensors.items():
+                # Bytes, as a NaN is equal to nothing.
+                if not torch.equal(found[name].view(torch.int16), tensor.view(torch.int16)):
+                    raise RuntimeError(f"{name} came back with other bytes")
             return run
 
         def pairs(count: int, cold: bool) -> list[dict[str, Any]]:
@@ -239,11 +243,6 @@ def restore(args: argparse.Namespace, tensors: Tensors) -> dict[str, Any]:
             ordered = (both[:: 1 if number % 2 == 0 else -1] for number in range(count))
             return [{name: seconds(work, cold) for name, work in order} for order in ordered]
 
-        # From the drive first: after that it is known that a restore needs nothing of what a save leaves behind.
-        direct_io.evict_wholly(files)
-        for name, tensor in restored().items():
-            if not torch.equal(tensor.view(torch.int16), tensors[name].view(torch.int16)):
-                raise RuntimeError(f"{name} came back with other bytes")
         told = {"cold": pairs(args.repeat, cold=True)}
         direct_io.warm(files)
         pairs(1, cold=False)

@@ -30,6 +30,9 @@ ROUNDS_OTHERS = 3
 # The share of the time from save to save that the drive may be at work: a training that saves more than the drive takes
 # waits for the drive, whoever saves.
 DRIVE_SHARE = 0.7
+# Of a drive, and of Python with torch and a GPU, before anything is known. They decide what is begun, and no figure.
+GUESS_BYTES_PER_S = 2e9
+START_SECONDS = 8
 
 SAVE = Bar("synced save, of the O_DIRECT write beside it", 0.95, True)
 TORCH_SAVE = Bar("synced save, times as fast as torch.save", 4, True)
@@ -92,8 +95,7 @@ class Checkpoints:
             self.other(system)
         self.held_against_others()
         # What is left of the time; a step is only begun if it is likely to be finished.
-        rate = self.rate_or(2e9)
-        if self.suite.left(1e9) > 25 + 2 * self.scaled(LARGE_BYTES) / rate:
+        if self.suite.left(1e9) > 3 * START_SECONDS + 2 * self.scaled(LARGE_BYTES) / self.rate():
             self.suite.step("a larger state", self.large)
         if self.suite.left(1e9) > 60:
             self.suite.step("training, the whole state", self.training_whole)
@@ -102,6 +104,8 @@ class Checkpoints:
                 if system.name in self.seconds and self.suite.left(1e9) > 1.5 * self.seconds[system.name] + 5:
                     self.other(system)
         self.held_against_others()
+        for table in tables.checkpoint({"data": self.suite.data, "rows": []}):
+            print("\n".join(table.plain()), flush=True)
 
     # ------------------------------------------------------------------------------ measuring
 
@@ -118,8 +122,11 @@ class Checkpoints:
         if self.device == "cpu" and system.name in NOT_ON_CPU:
             entry["skipped"] = "it needs a GPU"
             return
+        size = self.suite.data["bytes"]
+        if self.suite.left(1e9) < START_SECONDS + size / GUESS_BYTES_PER_S:
+            return
         try:
-            entry["processes"].append(self.measure(system.name, 75, "--bytes", self.suite.data["bytes"]))
+            entry["processes"].append(self.measure(system.name, 75, "--bytes", size))
             entry["skipped"] = None
             self.seconds[system.name] = time.monotonic() - begun
             outcome = "done"
@@ -178,22 +185,22 @@ class Checkpoints:
         self.suite.data["large"] = told
         self.hold_save(Bar(f"{told['bytes'] / 1e9:.3g} GB: {SAVE.what}", SAVE.bar, SAVE.at_least), told)
 
-    def rate_or(self, guess: float) -> float:
+    def rate(self) -> float:
         """Bytes a second of a synced save, or a guess if none was measured."""
         processes = self.systems[tables.OURS]["processes"]
         runs = [(process["bytes"], run["seconds"]) for process in processes for run in process["runs"]]
-        return middle([size / seconds for size, seconds in runs]) if runs else guess
+        return middle([size / seconds for size, seconds in runs]) if runs else GUESS_BYTES_PER_S
 
     def training(self) -> None:
         """Every ten steps, with a state that the drive can take meanwhile."""
         every, step = 10, self.step_seconds()
-        size = min(self.suite.data["bytes"], DRIVE_SHARE * every * step * self.rate_or(2e9))
+        size = min(self.suite.data["bytes"], DRIVE_SHARE * every * step * self.rate())
         self.train("training", STEPS, round(size), every)
 
     def training_whole(self) -> None:
         """The whole state, as often as the drive can take it."""
         size, step = self.suite.data["bytes"], self.step_seconds()
-        every = max(10, -(-round(size / self.rate_or(2e9) / DRIVE_SHARE / step) // 5) * 5)
+        every = max(10, -(-round(size / self.rate() / DRIVE_SHARE / step) // 5) * 5)
         bar = Bar(f"{size / 1e9:.3g} GB every {every} steps: {STEPS.what}", STEPS.bar, STEPS.at_least)
         self.train("training, the whole state", bar, size, every)
 

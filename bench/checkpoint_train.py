@@ -24,6 +24,7 @@ STATE_BYTES = 12
 TURNS = 3
 SAVES = 2
 WARM_SECONDS = 3.0
+CALIBRATIONS = 4
 # Of the last save, which is compared with what was there when it was asked for.
 STEPS_AFTER = 3
 
@@ -72,14 +73,9 @@ class Training:
         return sum(tensor.nbytes for tensor in tensors_in(self.state()))
 
     def calibrate(self, seconds: float) -> None:
-        """As many batches as make a step take so long."""
-        taken = {}
-        for batches in (1, 3):
-            self.batches = batches
-            self.step()
-            taken[batches] = self.timed(3) / 3
-        batch = max((taken[3] - taken[1]) / 2, 1e-6)
-        self.batches = max(1, round((seconds - (taken[1] - batch)) / batch))
+        """As many batches as make a step take so long. More than once: the first steps are slower, or on a cool GPU."""
+        for _ in range(CALIBRATIONS):
+            self.batches = max(1, round(self.batches * seconds / (self.timed(2) / 2)))
 
     def timed(self, steps: int) -> float:
         begun = time.perf_counter()

@@ -243,7 +243,7 @@ def checkpoint(result: dict[str, Any]) -> list[Table]:
         if data.get("device") == "cpu":
             table.remarks.append("a trial without a GPU: these figures say nothing about saves from one")
         found.append(table)
-    return [*found, *speed(result["rows"], "What checkpoints are held against")]
+    return [*found, *(speed(result["rows"], "What checkpoints are held against") if result["rows"] else [])]
 
 
 BACKGROUND_COLUMNS = {
