@@ -147,7 +147,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         saves = Saves(training, directory / "run", args.device)
         # The first of all is nobody's: it makes what later ones find.
         saves.save()
-        training.timed(max(1, round(WARM_SECONDS / args.step_seconds)))
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < WARM_SECONDS:
+            training.step()
         saves.train_on()
         saves.told.clear()
         steps, plain, saving = SAVES * args.every, [], []
