@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -291,13 +293,12 @@ class Load:
             self.cancel()
             raise
 
-    def _make(self) -> bool:
-        """Makes the tensors of a block of memory, if there is one for which that was not done."""
+    def _make(self, until: Callable[[], bool]) -> None:
+        """Makes the tensors of the blocks of memory for which that was not done."""
         try:
-            block = self._loading.block()
-            if block is not None:
-                self._framework.make(*block, self._tensors)
-            return block is not None
+            with _no_collection():
+                while not until() and (block := self._loading.block()) is not None:
+                    self._framework.make(*block, self._tensors)
         except BaseException:
             self.cancel()
             raise
@@ -306,10 +307,8 @@ class Load:
         """The tensors, in the order of their bytes, and what the load did."""
         while self._gave():
             # Tensors are made while their bytes are on the way, but for memory the load would stand still.
-            while not self._loading.asks() and self._make():
-                pass
-        while self._make():
-            pass
+            self._make(self._loading.asks)
+        self._make(lambda: False)
         if self._memory == "host":
             self._tensors = {one.name: _owned(self._framework, one) for one in self._loading.tensors()}
         tensors, self._tensors = self._tensors, {}
@@ -319,6 +318,23 @@ class Load:
         """Stops it, waits until nothing moves any more, and lets go of its memory."""
         self._loading.cancel()
         self._tensors.clear()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """For what is brief and makes many objects, none of them garbage.
+
+    Python would look for garbage among them again and again, and at every third load of 20,000 tensors among all that
+    the program has, which took as long as the load.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _owned(framework: ModuleType, tensor: Any) -> Any:
