@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use thruway::checkpoint::{
-    CheckpointOptions, CheckpointerOptions, Group, Hold, Json, Level, Retention, SaveId, Saved, TensorRecord, VerifyOptions,
-    World,
+    CheckpointOptions, CheckpointerOptions, Forecast, Group, Hold, Json, Level, Retention, SaveId, Saved, TensorRecord,
+    VerifyOptions, World,
 };
 use thruway::cuda::CallerStream;
 use thruway::{ByteSize, Cancel, Device, Error, ErrorKind, Session, Source};
@@ -159,6 +159,17 @@ impl Checkpointer {
         });
         let (session, inner) = made.or_raise(py)?;
         Ok(Self { inner: Some(Arc::new(inner)), session, process: std::process::id() })
+    }
+
+    /// What a save would write: files, bytes, the bytes that are free there (unless the filesystem does not tell), and the seconds that
+    /// it is likely to take.
+    fn preflight(&self, py: Python<'_>, groups: Vec<Tensors>, order: Order) -> PyResult<(u64, u64, Option<u64>, Option<f64>)> {
+        let _inside = process::enter(py)?;
+        let (inner, session) = (Arc::clone(self.inner(py)?), self.session.clone());
+        let options = order.options(&Cancel::default()).or_raise(py)?;
+        let forecast = py.detach(|| inner.preflight(&groups_of(&session, groups)?, &Json::new(&order.structure)?, &options));
+        let Forecast { files, bytes, free_bytes, seconds } = forecast.or_raise(py)?;
+        Ok((files, bytes, Some(free_bytes).filter(|free| *free < u64::MAX), seconds))
     }
 
     /// Saves, and is done when it is durable.

@@ -226,6 +226,21 @@ def test_a_flipped_bit_is_refused_by_name_and_the_checkpoint_before_is_taken_onl
         run.restore(fallback=True)
 
 
+def test_what_a_save_will_take_is_told_before_it(tmp_path: Path) -> None:
+    run = Checkpointer(tmp_path / "run")
+    state = {"model": {"w": torch.ones(1000, 10)}, "step": 1}
+    first = run.preflight(state)
+    assert first.seconds is None and first.files == 2 and 40_000 < first.bytes < 50_000
+    assert first.free_bytes is None or first.free_bytes > first.bytes
+    assert not (tmp_path / "run").exists()
+    saved = run.save(1, state)
+    assert sum(path.stat().st_size for path in saved.path.glob("*.safetensors")) == first.bytes
+    assert run.preflight(state).seconds is not None
+    assert run.preflight(state, max_shard_bytes=1).bytes >= first.bytes
+    with pytest.raises(thruway.InvalidInputError, match="model"):
+        run.preflight({"model": object()})
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     run = Checkpointer(tmp_path / "run")
     assert run.steps() == []

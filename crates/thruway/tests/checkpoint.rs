@@ -57,6 +57,27 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
+fn what_a_save_will_take_is_told_before_it_and_from_the_second_on_how_long() {
+    let scratch = scratch_dir();
+    let checkpoints = checkpoints(&scratch.path().join("run"));
+    let state = State::at(1);
+    let ask = || checkpoints.preflight(&state.groups(), &state.structure(), &options()).expect("there is room");
+    let before = ask();
+    assert_eq!(before.seconds, None);
+    assert!(!checkpoints.directory().exists() && before.free_bytes > before.bytes);
+    let path = save(&state, &checkpoints, 1).expect("saved");
+    // The manifest is no part of the bytes.
+    let lengths = std::fs::read_dir(&path).expect("a directory").map(|entry| {
+        let entry = entry.expect("an entry");
+        if entry.file_name() == "manifest.json" { 0 } else { entry.metadata().expect("metadata").len() }
+    });
+    assert_eq!((before.files, before.bytes), (names(&path).len() as u64, lengths.sum()));
+    let took = checkpoints.open(1).expect("it is there").manifest().written_in_ms;
+    let predicted = ask().seconds.map(std::time::Duration::from_secs_f64).expect("there is one to go by");
+    assert!(took > 0 && predicted.abs_diff(std::time::Duration::from_millis(took)).as_micros() < 1, "{predicted:?}, {took} ms");
+}
+
+#[test]
 fn what_is_saved_comes_back_with_all_that_was_kept_beside_it() {
     let (_scratch, checkpoints) = saved(&[1000]);
     assert_restored(&State::at(1000), &checkpoints, &RestoreOptions::default());

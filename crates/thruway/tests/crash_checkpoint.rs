@@ -375,6 +375,9 @@ fn too_little_room_is_said_before_anything_is_made() {
     let error = save(&checkpoints(&disk), 1, 1, options()).expect_err("there is no room");
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     assert!(!disk.trace().iter().any(|step| step.starts_with("create_directory /runs/one/")), "{:?}", disk.trace());
+    let state = State::at(1);
+    let error = checkpoints(&disk).preflight(&state.groups(), &state.structure(), &options()).expect_err("there is no room");
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
 }
 
 #[test]

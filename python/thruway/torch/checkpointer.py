@@ -49,6 +49,17 @@ class Saved(NamedTuple):
     warnings: list[ThruwayError]
 
 
+class Forecast(NamedTuple):
+    """What a save would write, and how long it is likely to take. With `ranks`, of this rank's part."""
+
+    files: int
+    bytes: int
+    # What the filesystem has free; `None` where it does not tell.
+    free_bytes: int | None
+    # How long writing and syncing takes at the rate at which the newest checkpoint was written; `None` without one.
+    seconds: float | None
+
+
 class Damage(NamedTuple):
     """Bytes that are not those that were saved."""
 
@@ -132,6 +143,21 @@ class Checkpointer:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.wait()
+
+    def preflight(self, state: Any, *, max_shard_bytes: int | None = None) -> Forecast:
+        """What a save of this state would write, and how long it is likely to take. Writes nothing.
+
+        Raises:
+            NoSpaceError: there is too little room, of bytes or of files.
+            LimitReachedError: the process may open too few files.
+            InvalidInputError: the state holds what cannot be saved.
+        """
+        groups, order = self._taken_apart(0, state, None, False, max_shard_bytes, set(), None)
+        files, nbytes, free_bytes, seconds = self._native.preflight(groups, order)
+        if seconds is not None and self._party is not None:
+            # All write at once, each at its share of the rate.
+            seconds *= self._party.count
+        return Forecast(files, nbytes, free_bytes, seconds)
 
     def save(
         self,

@@ -1,6 +1,7 @@
 //! `thruway checkpoint`: what checkpoints there are, whether they are sound, and clearing up.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use thruway::base::error::printable;
@@ -96,7 +97,13 @@ fn show(args: &ShowArgs, output: &Output) -> Result<Outcome> {
 fn print(checkpoint: &Checkpoint, output: &Output) -> Result<()> {
     let manifest = checkpoint.manifest();
     output.line(format!("{}: step {}", safe_path(checkpoint.path()), manifest.step))?;
-    output.line(format!("saved {} by {}, save {}", utc(manifest.saved_at), safe(&manifest.writer), manifest.save_id))?;
+    output.line(format!(
+        "saved {} by {} in {:.1} s, save {}",
+        utc(manifest.saved_at),
+        safe(&manifest.writer),
+        Duration::from_millis(manifest.written_in_ms).as_secs_f64(),
+        manifest.save_id
+    ))?;
     output.line(format!("{} saved together", counted(manifest.world.ranks as usize, "rank")))?;
     output.line("")?;
     let mut rows = vec![["GROUP", "TENSORS", "SIZE", "FILES"].map(str::to_owned).to_vec()];

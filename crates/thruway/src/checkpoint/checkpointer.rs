@@ -16,9 +16,10 @@ use super::plan::Plan;
 use super::retention::Retention;
 use super::staging::{Marks, Staging, Tensor};
 use super::stale::Previous;
-use super::{Checkpoints, RestoreOptions, Restored};
+use super::{Checkpoints, Forecast, RestoreOptions, Restored};
 use crate::base::{ByteSize, Error, ErrorKind, Result};
 use crate::memory::{CopyStreams, HostSlabs, PinnedSlabs, StagingPool};
+use crate::storage::available_host_bytes;
 
 /// How long a save waits for the one before it, unless told otherwise: storage that takes longer is stuck.
 const LAG_MAX: Duration = Duration::from_secs(1800);
@@ -112,6 +113,14 @@ impl Checkpointer {
     /// The directory's checkpoints, to be listed, opened and verified.
     pub fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
+    }
+
+    /// What a save would write and how long it is likely to take, as [`Checkpoints::preflight`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn preflight(&self, groups: &[Group], structure: &Json, options: &CheckpointOptions) -> Result<Forecast> {
+        self.checkpoints.preflight(groups, structure, options)
     }
 
     /// Restores, as [`Checkpoints::restore`] does, when no save is under way.
@@ -233,6 +242,12 @@ impl Checkpointer {
     }
 
     fn make_pool(&self, bytes: u64) -> Result<Arc<StagingPool>> {
+        // Linux gives memory that it does not have, and kills the trainer for it later.
+        if let Some(available) = available_host_bytes().filter(|available| *available < bytes) {
+            let message = format!("a pool of {} was asked for, and {} are available", ByteSize(bytes), ByteSize(available));
+            return Err(Error::new(ErrorKind::OutOfMemory, message)
+                .with_hint("give the checkpointer a smaller pool: it then works in windows"));
+        }
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let context = &self.checkpoints.context;
         let pool = match &context.streams {

@@ -29,11 +29,7 @@ use crate::cuda::CallerStream;
 use crate::io::policy::{Path as TransferPath, PathPolicy};
 use crate::memory::{MemoryKind, Region};
 use crate::model::{Form, Source, Writer};
-use crate::storage::open_files_left;
 use crate::transfer::{Cancel, Move, Progress, Receipt, TransferOptions, run};
-
-/// How many descriptors a save needs at the least: two directories, the lock, and those of one lane.
-const DESCRIPTORS_MIN: usize = 16;
 
 /// A set of tensors that belong together: a model's, an optimizer's, …
 #[derive(Clone, Debug)]
@@ -241,9 +237,10 @@ impl Checkpoints {
                     .with_hint("ask for it to be replaced, or remove it"));
             }
         };
-        self.preflight(&plan)?;
+        let target = self.directory.join(name.to_string());
+        self.ensure_room(&target, &plan)?;
         let save_id = plan.manifest.save_id;
-        let written = self.write(plan, &self.directory.join(name.to_string()), options, fill);
+        let written = self.write(plan, &target, options, fill);
         if written.is_err() && options.ranks.is_some() {
             // What the others wrote. What is left of it now is cleared by the next save.
             drop(recover::sweep(self));
@@ -272,27 +269,6 @@ impl Checkpoints {
         Ok(Saved { step, path, save_id, receipt, removed, warnings })
     }
 
-    /// What can be told of the room before anything is made. Blocks are reserved before the first tensor's byte moves, which
-    /// finds out about quotas.
-    fn preflight(&self, plan: &Plan) -> Result<()> {
-        let files = plan.files.len() as u64 + 2;
-        let free = self.context.namespace.free_files(&self.directory)?;
-        if free < files {
-            let message = format!("the checkpoint has {files} files, and the filesystem has room for {free} more");
-            return Err(Error::new(ErrorKind::NoSpace, message)
-                .with_file(&self.directory)
-                .with_hint("free inodes there (`df -i`), or make shards larger"));
-        }
-        match open_files_left() {
-            Some(left) if left < DESCRIPTORS_MIN => Err(Error::new(
-                ErrorKind::LimitReached,
-                format!("the process may open {left} more files, and a save needs {DESCRIPTORS_MIN}"),
-            )
-            .with_hint("raise the limit of open files (`ulimit -n`)")),
-            _ => Ok(()),
-        }
-    }
-
     /// Stages, writes, syncs and publishes.
     fn write(
         &self,
@@ -319,6 +295,8 @@ impl Checkpoints {
         if transfer.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
         }
+        // Rounded up: no time at all would be no rate.
+        manifest.written_in_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1);
         let text = manifest.to_text()?.into_bytes();
         receipt.merge(writer.add_synced(&self.context, (target, MANIFEST), text, transfer)?);
         writer.publish(&mut receipt)?;

@@ -151,6 +151,8 @@ pub struct Manifest {
     pub writer: String,
     /// When it was written, in seconds since 1970.
     pub saved_at: u64,
+    /// How long it took to write and sync the files, in milliseconds: what the time of the next save is predicted from.
+    pub written_in_ms: u64,
     /// How much of a tensor has a checksum of its own, in bytes.
     pub chunk_bytes: u64,
     /// Every file of the checkpoint other than the manifest.
@@ -286,6 +288,7 @@ impl Manifest {
             step,
             writer: concat!("thruway ", env!("CARGO_PKG_VERSION")).to_owned(),
             saved_at: since.map_or(0, |since| since.as_secs()),
+            written_in_ms: 0,
             chunk_bytes,
             files: Vec::new(),
             groups: Vec::new(),

@@ -19,6 +19,7 @@
 //! | names in the directory | `names` |
 //! | one at a time | `lock` |
 //! | what a save will write | `plan` |
+//! | whether there is room for it, and how long it will take | `preflight` |
 //! | save: stage, write, sync, rename | `commit` |
 //! | … with many processes, each of which writes a part | `ranks` |
 //! | save beside training: what lies where in the pool (pure) | `layout` |
@@ -37,6 +38,7 @@ mod manifest;
 mod names;
 mod open;
 mod plan;
+mod preflight;
 mod ranks;
 mod recover;
 mod restore;
@@ -55,6 +57,7 @@ pub use commit::{CheckpointOptions, Group, Saved};
 pub use flight::{Level, Saving};
 pub use manifest::{FileRecord, GroupRecord, Json, MANIFEST, MANIFEST_BYTES_MAX, Manifest, SaveId, TensorRecord, World};
 pub use open::Checkpoint;
+pub use preflight::Forecast;
 pub use ranks::{Board, Ranks};
 pub use recover::{Pruned, Recovered};
 pub use restore::{Loaded, RestoreOptions, Restored};

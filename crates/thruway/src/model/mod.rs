@@ -30,4 +30,4 @@ pub(crate) use save::plan_group;
 pub use save::{SaveOptions, Source, save};
 pub use tensors::{Tensor, Tensors};
 pub use verify::{Difference, Verdict, VerifyOptions};
-pub(crate) use writer::{FilePlan, Form, Writer};
+pub(crate) use writer::{FilePlan, Form, Writer, ensure_space};

@@ -332,8 +332,8 @@ fn write_heads(context: &TransferContext, heads: Vec<(Arc<FileRef>, Vec<u8>)>, o
     run(context, moves, &TransferOptions { progress: None, policy, ..options.clone() })
 }
 
-/// Says before the first byte that the target's filesystem has too little room.
-pub(super) fn ensure_space(namespace: &dyn Namespace, target: &Path, bytes: u64) -> Result<()> {
+/// Says before the first byte that the target's filesystem has too little room. Gives the bytes that it has free.
+pub(crate) fn ensure_space(namespace: &dyn Namespace, target: &Path, bytes: u64) -> Result<u64> {
     let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let free = namespace.free_bytes(directory).map_err(|error| error.with("target", shown(target)))?;
     if bytes > free {
@@ -344,5 +344,5 @@ pub(super) fn ensure_space(namespace: &dyn Namespace, target: &Path, bytes: u64)
         .with_file(target)
         .with_hint("free space there, or write elsewhere"));
     }
-    Ok(())
+    Ok(free)
 }
