@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::storage::probe::{bytes_of, octal, text_of};
+
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -62,9 +64,7 @@ fn line(line: &str) -> Option<Mount> {
 
 /// The kernel writes blanks and backslashes in names as three octal digits.
 fn unescaped(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |text, (octal, plain)| text.replace(octal, plain))
+    text_of(&octal(&bytes_of(text)))
 }
 
 #[cfg(test)]
