@@ -125,7 +125,7 @@ struct State {
     /// How long was waited in vain.
     waited: Duration,
     /// Mount points, read when they are first needed.
-    mounts: Option<Vec<PathBuf>>,
+    mounts: Option<Arc<[PathBuf]>>,
     /// Those of them that did not answer. They are not asked again.
     silent: Vec<PathBuf>,
 }
@@ -248,11 +248,11 @@ impl Prober {
         let known = self.state().mounts.clone();
         let mounts = known.unwrap_or_else(|| {
             let table = self.ask(Look::Read { path: MOUNTS.to_owned(), bytes_max: MOUNTS_BYTES_MAX }, self.patience);
-            let mounts = mount_points(&table.unwrap_or_default());
-            self.state().mounts = Some(mounts.clone());
+            let mounts: Arc<[PathBuf]> = mount_points(&table.unwrap_or_default()).into();
+            self.state().mounts = Some(Arc::clone(&mounts));
             mounts
         });
-        mounts.into_iter().filter(|point| path.starts_with(point)).max_by_key(|point| point.as_os_str().len())
+        mounts.iter().filter(|point| path.starts_with(point)).max_by_key(|point| point.as_os_str().len()).cloned()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
