@@ -92,3 +92,25 @@ pub fn check_capture(bytes: &[u8]) {
     let plan = |capture| Plan::draw(capture, &paths, None).map_err(|error| error.to_string());
     assert_eq!(plan(&again), plan(&capture));
 }
+
+/// Gives the bytes to every parser of the doctor, which a capture reaches only under the right names. Panics if one does, or if
+/// bytes cannot be had again from the text that stands for them.
+pub fn check_parsers(bytes: &[u8]) {
+    use std::hint::black_box;
+    use thruway::doctor::parse::{self, mounts, nvidia, pci};
+    use thruway::storage::probe::{bytes_of, octal, text_of};
+    assert_eq!(bytes_of(&text_of(bytes)), bytes);
+    black_box((octal(bytes), pci::redirects_upstream(bytes)));
+    let text = &*String::from_utf8_lossy(bytes);
+    assert_eq!(bytes_of(&text_of(text.as_bytes())), text.as_bytes());
+    black_box((parse::Version::parse(text), parse::hexadecimal(text), parse::ranges(text, 64)));
+    let (name, rest) = text.split_once('\n').unwrap_or((text, text));
+    black_box((parse::value(rest, name), parse::field(rest, name, ':'), parse::field(rest, name, '=')));
+    for mount in mounts::parse(rest) {
+        black_box((mount.has(name), mount.value(name)));
+    }
+    assert!(mounts::holding(&mounts::parse(rest), name).is_none_or(|mount| name.starts_with(&mount.point)));
+    black_box((nvidia::driver_version(text), nvidia::registry_words(text), nvidia::statistics(text), nvidia::survey(text)));
+    black_box((pci::class(text), pci::speed(text), pci::registers(text), pci::addresses(text), pci::is_address(text)));
+    black_box(pci::distance((name, None), (rest, Some(1))));
+}

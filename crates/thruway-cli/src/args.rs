@@ -66,6 +66,9 @@ pub(crate) enum Command {
     VerifyDirect(VerifyDirectArgs),
     /// Check, explain or write cufile.json, the settings of NVIDIA's libcufile.
     Config(ConfigArgs),
+    /// Look at files for another process of this program, which asks on standard input.
+    #[command(name = crate::facts::HELPER, hide = true)]
+    Look,
 }
 
 #[derive(Debug, ClapArgs)]

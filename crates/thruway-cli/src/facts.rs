@@ -1,15 +1,30 @@
 //! The facts of this machine or of a captured one, for the commands that diagnose.
 
+use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use thruway::base::settings::CUDA_LIBRARY;
 use thruway::doctor::captured_paths;
-use thruway::doctor::facts::{Capture, Facts, Live, Tree};
+use thruway::doctor::facts::{Capture, Facts, Kind, Live, Question, Tree, Unseen};
+use thruway::storage::probe::{self, Prober, text_of};
 use thruway::{Error, ErrorKind, Result};
 
 /// The longest capture that is read.
-const CAPTURE_BYTES_MAX: u64 = 64 << 20;
+const CAPTURE_BYTES_MAX: usize = 64 << 20;
+/// How long that may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The hidden command that does all looks in a process of its own, so that this one can always end.
+pub(crate) const HELPER: &str = "look-for-parent";
+
+/// Has all looks done by this program, which `again` starts.
+pub(crate) fn look_through(again: &[OsString]) {
+    if !again.is_empty() {
+        probe::look_through(again.iter().cloned().chain([HELPER.into()]).collect());
+    }
+}
 
 /// This machine.
 pub(crate) fn live() -> Live {
@@ -18,15 +33,21 @@ pub(crate) fn live() -> Live {
 
 /// Another machine, whose facts lie in a file or a directory, and the places that they were captured for.
 pub(crate) fn captured(from: &Path) -> Result<(Box<dyn Facts>, Vec<String>)> {
-    let failed = |error| Error::from_io("cannot read the capture", error).with_file(from);
-    let metadata = std::fs::metadata(from).map_err(failed)?;
-    if metadata.is_dir() {
-        return Ok((Box::new(Tree::new(from)?), vec!["/".to_owned()]));
-    }
-    if !metadata.is_file() || metadata.len() > CAPTURE_BYTES_MAX {
-        return Err(Error::new(ErrorKind::InvalidInput, "this is no capture: it is no regular file, or too long").with_file(from));
-    }
-    let text = std::fs::read(from).map_err(failed)?;
+    let failed = |kind, why: &str| Err(Error::new(kind, format!("cannot read the capture: {why}")).with_file(from));
+    let prober = Prober::new(PATIENCE);
+    let text = match prober.place(from) {
+        Ok(place) if place.contains("kind directory\n") => return Ok((Box::new(Tree::new(from)?), vec!["/".to_owned()])),
+        // Read even if it is no regular file: that tells what it is.
+        Ok(_) => prober.read(from, CAPTURE_BYTES_MAX),
+        Err(unseen) => Err(unseen),
+    };
+    let text = match text {
+        Ok(text) => text,
+        Err(Unseen::Absent) => return failed(ErrorKind::NotFound, "there is no such file"),
+        Err(Unseen::Denied) => return failed(ErrorKind::PermissionDenied, "this user may not read it"),
+        Err(Unseen::Silent(_)) => return failed(ErrorKind::Io, "it does not answer"),
+        Err(Unseen::Failed(why)) => return failed(ErrorKind::InvalidInput, &why),
+    };
     let capture = Capture::parse(&String::from_utf8_lossy(&text)).map_err(|error| error.with_file(from))?;
     let paths = captured_paths(&capture);
     Ok((Box::new(capture), paths))
@@ -36,13 +57,23 @@ pub(crate) fn captured(from: &Path) -> Result<(Box<dyn Facts>, Vec<String>)> {
 pub(crate) fn absolute(paths: &[PathBuf]) -> Result<Vec<String>> {
     let one = |path: &PathBuf| {
         let absolute = std::path::absolute(path).map_err(|error| Error::from_io("cannot name", error).with_file(path))?;
-        Ok(absolute.to_string_lossy().into_owned())
+        Ok(as_text(&absolute))
     };
     paths.iter().map(one).collect()
 }
 
+/// The path as text from which it can be had again.
+pub(crate) fn as_text(path: impl AsRef<Path>) -> String {
+    text_of(path.as_ref().as_os_str().as_bytes())
+}
+
 /// Writes a file that is not there yet.
 pub(crate) fn write_new(file: &Path, text: &str) -> Result<()> {
+    let directory = absolute(&[file.to_owned()])?.concat();
+    let directory = directory.rsplit_once('/').map_or("/", |(directory, _)| directory);
+    if matches!(live().look(&Question::new(Kind::Place, directory)), Err(Unseen::Silent(_))) {
+        return Err(Error::new(ErrorKind::Io, "cannot write the file: its directory does not answer").with_file(file));
+    }
     let failed = |error| Error::from_io("cannot write the file", error).with_file(file);
     let mut target = std::fs::File::create_new(file).map_err(failed)?;
     target.write_all(text.as_bytes()).map_err(failed)

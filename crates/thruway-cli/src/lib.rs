@@ -28,8 +28,11 @@ use std::ffi::OsString;
 /// From then on this process listens for signals as the command does.
 pub fn run(arguments: &[OsString], again: &[OsString]) -> u8 {
     match args::parse(arguments) {
+        // It ends with whoever asks it, or is killed, and signals have no other meaning for it.
+        Ok(args) if matches!(args.command, args::Command::Look) => u8::from(thruway::doctor::facts::serve().is_err()),
         Ok(args) => {
             stop::listen();
+            facts::look_through(again);
             command::run(&args, again)
         }
         Err(usage) => output::report_usage(&usage, arguments),

@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM and SIGHUP: the first cancels what is under way, so that nothing half made is left; the second ends at once.
 //! SIGXFSZ (a file longer than `ulimit -f` allows) ends nothing: the write fails, and that is reported as any other failure.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -12,6 +12,8 @@ use thruway::{Cancel, Error, ErrorKind, Result};
 pub(crate) const STOPPED_STATUS: u8 = 130;
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
+/// Whether nothing is under way that would have to be cleared away.
+static AT_ONCE: AtomicBool = AtomicBool::new(false);
 
 /// What the first signal cancels; for the options of transfers.
 pub(crate) fn cancel() -> Cancel {
@@ -26,6 +28,14 @@ pub(crate) fn check() -> Result<()> {
     if cancel().is_cancelled() { Err(Error::new(ErrorKind::Cancelled, "stopped by a signal")) } else { Ok(()) }
 }
 
+/// Does what changes nothing: meanwhile already the first signal ends the process.
+pub(crate) fn at_once<T>(looking: impl FnOnce() -> T) -> T {
+    AT_ONCE.store(true, Ordering::SeqCst);
+    let seen = if cancel().is_cancelled() { signal_hook::low_level::exit(STOPPED_STATUS.into()) } else { looking() };
+    AT_ONCE.store(false, Ordering::SeqCst);
+    seen
+}
+
 /// Listens from now on. Where that cannot be, a signal ends the process as it always did.
 pub(crate) fn listen() {
     // Nobody asks whether it came: the call that met the limit says so.
@@ -35,7 +45,7 @@ pub(crate) fn listen() {
     let listener = move || {
         let Ok(mut signals) = to_listen_for.recv() else { return };
         for _ in signals.forever() {
-            if cancel.is_cancelled() {
+            if cancel.is_cancelled() || AT_ONCE.load(Ordering::SeqCst) {
                 signal_hook::low_level::exit(STOPPED_STATUS.into());
             }
             cancel.cancel();

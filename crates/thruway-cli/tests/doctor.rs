@@ -88,6 +88,37 @@ fn what_is_no_file_where_a_setting_should_be_is_unknown_in_bounded_time() {
 }
 
 #[test]
+fn what_is_no_capture_is_refused_in_bounded_time() {
+    let directory = scratch();
+    let fifo = directory.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let huge = directory.path().join("huge");
+    std::fs::File::create(&huge).expect("create").set_len(1 << 30).expect("sparse");
+    // The kernel's messages are a regular file, and to read it waits for the next one.
+    for path in [fifo.as_path(), huge.as_path(), "/dev/zero".as_ref(), "/proc/kmsg".as_ref()] {
+        let begun = Instant::now();
+        let refused = run(directory.path(), ["doctor".as_ref(), "--from".as_ref(), path.as_os_str()]).failed();
+        assert!(refused.stderr.contains("cannot read the capture"), "{refused:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_name_that_is_no_text_is_seen_and_told_apart() {
+    use std::os::unix::ffi::OsStrExt;
+    let directory = scratch();
+    let name = std::ffi::OsStr::from_bytes(b"a\xff\n\\xff");
+    std::fs::create_dir(directory.path().join(name)).expect("create");
+    let arguments = ["doctor".as_ref(), "--json".as_ref(), name, "a\u{fffd}\n\\xff".as_ref()];
+    let object = run(directory.path(), arguments).json();
+    let path = |at: usize| object["paths"][at]["path"].as_str().expect("text").rsplit('/').next().expect("a name").to_owned();
+    let expected = |at: usize| object["paths"][at]["expected"].as_str().expect("text");
+    assert_eq!((path(0).as_str(), path(1).as_str()), ("a\\xff\\x0a\\x5cxff", "a\u{fffd}\\x0a\\x5cxff"));
+    assert_ne!(expected(0), "none", "{object}");
+    assert_eq!(expected(1), "none", "it is not there: {object}");
+}
+
+#[test]
 fn settings_are_checked_explained_and_written_with_their_comments() {
     let directory = scratch();
     let file = directory.path().join("cufile.json");

@@ -4,21 +4,26 @@ use std::path::{Path, PathBuf};
 
 use thruway::Result;
 use thruway::doctor::examine;
-use thruway::doctor::facts::Recorder;
+use thruway::doctor::facts::{Capture, Recorder};
 use thruway::doctor::report::{Finding, Health, Report, Verdict};
 use thruway::doctor::setup::Plan;
 use thruway::doctor::topology::Topology;
 
 use crate::args::DoctorArgs;
 use crate::escape::{safe, safe_path};
-use crate::facts::{absolute, captured, live, write_new};
+use crate::facts::{absolute, as_text, captured, live, write_new};
 use crate::output::{Outcome, Output, counted};
+use crate::stop;
 
 pub(super) fn run(args: &DoctorArgs, output: &Output) -> Result<Outcome> {
-    let report = match &args.from {
-        Some(from) => elsewhere(from, &args.paths)?,
-        None => here(args, output)?,
-    };
+    let (report, capture) = stop::at_once(|| match &args.from {
+        Some(from) => elsewhere(from, &args.paths).map(|report| (report, None)),
+        None => here(args),
+    })?;
+    if let Some((file, capture)) = args.capture.as_ref().zip(capture) {
+        write_new(file, &capture.to_text())?;
+        output.remark(format!("wrote {}: read it before you send it", safe_path(file)));
+    }
     print(&report, args.all, output)?;
     output.object(&report)?;
     Ok(match report.health {
@@ -28,12 +33,14 @@ pub(super) fn run(args: &DoctorArgs, output: &Output) -> Result<Outcome> {
     })
 }
 
-/// This machine.
-fn here(args: &DoctorArgs, output: &Output) -> Result<Report> {
+/// This machine, and what was asked of it, if that is to be kept.
+fn here(args: &DoctorArgs) -> Result<(Report, Option<Capture>)> {
     let live = live();
     let current = [PathBuf::from(".")];
     let paths = absolute(if args.paths.is_empty() { &current } else { &args.paths })?;
-    let Some(file) = &args.capture else { return Ok(examine(&live, &paths)) };
+    if args.capture.is_none() {
+        return Ok((examine(&live, &paths), None));
+    }
     let recorder = Recorder::new(live);
     let report = examine(&recorder, &paths);
     // A capture serves `topo` and `setup` as well.
@@ -41,15 +48,13 @@ fn here(args: &DoctorArgs, output: &Output) -> Result<Report> {
     drop(Plan::draw(&recorder, &paths, None));
     let mut capture = recorder.capture();
     capture.keep_places(&paths);
-    write_new(file, &capture.to_text())?;
-    output.remark(format!("wrote {}: read it before you send it", safe_path(file)));
-    Ok(report)
+    Ok((report, Some(capture)))
 }
 
 /// Another machine, whose facts lie in a file or a directory.
 fn elsewhere(from: &Path, paths: &[PathBuf]) -> Result<Report> {
     let (facts, captured) = captured(from)?;
-    let named: Vec<String> = paths.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let named: Vec<String> = paths.iter().map(as_text).collect();
     Ok(examine(facts.as_ref(), if named.is_empty() { &captured } else { &named }))
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn run(args: &Args, again: &[OsString]) -> u8 {
         Command::Topo(args) => topo::run(args, &output),
         Command::VerifyDirect(args) => verify_direct::run(args, &output),
         Command::Config(args) => config::run(args, &output),
+        Command::Look => unreachable!("a helper runs no command"),
     };
     output.finish(result)
 }

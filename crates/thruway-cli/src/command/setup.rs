@@ -15,7 +15,7 @@ use thruway::{Error, ErrorKind, Result};
 
 use crate::args::SetupArgs;
 use crate::escape::safe;
-use crate::facts::{absolute, captured, live};
+use crate::facts::{absolute, as_text, captured, live};
 use crate::output::{Outcome, Output, counted};
 use crate::stop;
 use carry_out::Journal;
@@ -28,7 +28,7 @@ pub(super) fn run(args: &SetupArgs, output: &Output) -> Result<Outcome> {
         (true, None, Some(_)) => vec!["/".to_owned()],
         (true, None, None) => absolute(&[".".into()])?,
         (false, None, None) => absolute(&args.paths)?,
-        (false, ..) => args.paths.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
+        (false, ..) => args.paths.iter().map(as_text).collect(),
     };
     let plan = Plan::draw(facts.as_ref(), &paths, root.as_deref())?;
     print(&plan, output)?;

@@ -8,17 +8,12 @@ use thruway::doctor::topology::{Kind, LinkView, Part, Topology};
 
 use crate::args::TopoArgs;
 use crate::escape::safe_path;
-use crate::facts::{absolute, captured, live, write_new};
+use crate::facts::{absolute, as_text, captured, live, write_new};
 use crate::output::{Outcome, Output};
+use crate::stop;
 
 pub(super) fn run(args: &TopoArgs, output: &Output) -> Result<Outcome> {
-    let topology = match &args.from {
-        Some(from) => {
-            let named: Vec<String> = args.paths.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-            Topology::examine(captured(from)?.0.as_ref(), &named)
-        }
-        None => Topology::examine(&live(), &absolute(&args.paths)?),
-    };
+    let topology = stop::at_once(|| examined(args))?;
     for line in text::lines(&topology) {
         output.line(line)?;
     }
@@ -28,6 +23,16 @@ pub(super) fn run(args: &TopoArgs, output: &Output) -> Result<Outcome> {
     }
     output.object(&topology)?;
     Ok(Outcome::Fine)
+}
+
+fn examined(args: &TopoArgs) -> Result<Topology> {
+    Ok(match &args.from {
+        Some(from) => {
+            let named: Vec<String> = args.paths.iter().map(as_text).collect();
+            Topology::examine(captured(from)?.0.as_ref(), &named)
+        }
+        None => Topology::examine(&live(), &absolute(&args.paths)?),
+    })
 }
 
 /// The parts that are drawn. A port with one thing behind it says no more than that thing, and is left out; not so the upper

@@ -32,7 +32,9 @@ fn diagnose(facts: &dyn Facts, paths: &[String]) -> (machine::Machine, Report) {
     (machine, report)
 }
 
-/// The places that a capture was made for.
+/// The places that a capture was made for, as many as anybody names.
 pub fn captured_paths(capture: &facts::Capture) -> Vec<String> {
-    capture.questions().filter(|question| question.kind == Kind::Place).map(|question| question.key.clone()).collect()
+    const PLACES_MAX: usize = 256;
+    let places = capture.questions().filter(|question| question.kind == Kind::Place);
+    places.take(PLACES_MAX).map(|question| question.key.clone()).collect()
 }

@@ -1,12 +1,13 @@
 //! The machine that this program runs on.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Answer, Facts, Kind, Question, Unseen, calls, word_and_path};
 use crate::cuda;
 use crate::io::engine::Uring;
-use crate::storage::probe::{DirectAnswer, Place, Prober};
+use crate::storage::probe::{self, Prober, path_of, text_of};
 use crate::storage::{kernel_release, limit_of_locked_memory, limit_of_open_files, runs_as_root};
 
 /// How long one look may take. The kernel's own files answer in microseconds; three dead mounts cost a bit over a second.
@@ -18,52 +19,68 @@ pub(super) const BYTES_MAX: usize = 4 << 20;
 /// Of a binary file the first bytes: PCI configuration space has 4096.
 const RAW_BYTES_MAX: usize = 4096;
 /// The most names of a directory.
-const NAMES_MAX: usize = 20_000;
+pub(super) const NAMES_MAX: usize = 20_000;
 
 /// The live machine.
 #[derive(Debug)]
 pub struct Live {
     prober: Prober,
-    cuda_prober: Prober,
     cuda_library: Option<PathBuf>,
 }
 
 impl Live {
     /// This machine, with the CUDA driver's library at `cuda_library`, or the system's.
+    ///
+    /// A program that lets helpers do its looks (see [`probe`]) ends at once whatever it looked at; one that does not may be
+    /// kept from ending by a mount whose server is dead.
     pub fn new(cuda_library: Option<PathBuf>) -> Self {
-        Self { prober: Prober::new(PATIENCE), cuda_prober: Prober::new(CUDA_PATIENCE), cuda_library }
+        Self { prober: Prober::with_calls(PATIENCE, called), cuda_library }
     }
 
     fn call(&self, name: &str) -> Answer {
         match name {
             calls::KERNEL => Ok(kernel()),
-            calls::CUDA => {
-                let library = self.cuda_library.clone();
-                self.cuda_prober.within(move || cuda(library.as_deref()))?
-            }
+            calls::CUDA => self.prober.call(name, self.cuda_library.as_deref(), CUDA_PATIENCE),
             calls::LIMITS => Ok(limits()),
-            calls::IO_URING => self.prober.within(io_uring),
+            calls::IO_URING => self.prober.call(name, None, PATIENCE),
             calls::USER => Ok(format!("root {}\n", yes(runs_as_root()))),
             _ => Err(Unseen::Absent),
         }
     }
 }
 
+/// The calls that are made where it does no harm if they hang, or end the process.
+fn called(name: &str, argument: Option<&Path>) -> Answer {
+    match name {
+        calls::CUDA => cuda(argument),
+        calls::IO_URING => Ok(io_uring()),
+        _ => Err(Unseen::Absent),
+    }
+}
+
+/// What the main function of a helper calls: answers on standard output, until standard input ends.
+///
+/// # Errors
+/// [`Io`](crate::ErrorKind::Io) if these fail.
+pub fn serve() -> crate::Result<()> {
+    probe::serve(called).map_err(|error| crate::Error::from_io("cannot answer", error))
+}
+
 impl Facts for Live {
     fn look(&self, question: &Question) -> Answer {
-        let path = Path::new(&question.key);
+        let path = &path_of(&question.key);
         match question.kind {
             Kind::File => file(&self.prober, path),
             Kind::Bytes => bytes(&self.prober, path),
             Kind::List => list(&self.prober, path),
             Kind::Lines => {
                 let (word, path) = word_and_path(&question.key).ok_or(Unseen::Absent)?;
-                lines(&self.prober, word, Path::new(path))
+                lines(&self.prober, word, &path_of(path))
             }
-            Kind::Link => self.prober.resolve(path).map(|real| format!("{}\n", real.display())),
-            Kind::Place => self.prober.place(path).map(|place| place_text(&place)),
+            Kind::Link => self.prober.resolve(path).map(|real| text_of(real.as_os_str().as_bytes()) + "\n"),
+            Kind::Place => self.prober.place(path),
             Kind::Env => match std::env::var_os(&question.key) {
-                Some(value) => Ok(format!("{}\n", value.to_string_lossy())),
+                Some(value) => Ok(text_of(value.as_bytes()) + "\n"),
                 None => Err(Unseen::Absent),
             },
             Kind::Call => self.call(&question.key),
@@ -72,7 +89,17 @@ impl Facts for Live {
 }
 
 pub(super) fn file(prober: &Prober, path: &Path) -> Answer {
-    prober.read(path, BYTES_MAX).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    prober.read(path, BYTES_MAX).map(|bytes| with_other_bytes(&bytes))
+}
+
+/// The text of a file. What is no UTF-8 stands in it as in names, so that a name of the mount table is found again.
+fn with_other_bytes(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.push_str(&text_of(chunk.invalid()));
+    }
+    text
 }
 
 pub(super) fn lines(prober: &Prober, word: &str, path: &Path) -> Answer {
@@ -87,7 +114,7 @@ pub(super) fn bytes(prober: &Prober, path: &Path) -> Answer {
 }
 
 pub(super) fn list(prober: &Prober, path: &Path) -> Answer {
-    Ok(prober.list(path, NAMES_MAX)?.iter().map(|name| format!("{}\n", name.replace('\n', "?"))).collect())
+    Ok(prober.list(path, NAMES_MAX)?.iter().map(|name| format!("{name}\n")).collect())
 }
 
 fn kernel() -> String {
@@ -127,29 +154,6 @@ fn cuda(library: Option<&Path>) -> Answer {
         ));
     }
     Ok(text)
-}
-
-fn place_text(place: &Place) -> String {
-    let kind = match (place.is_directory, place.is_special) {
-        (true, _) => "directory",
-        (_, true) => "special",
-        _ => "file",
-    };
-    let mut text = format!("real {}\nkind {kind}\n", place.real.display());
-    text.push_str(&format!("device {}:{}\nmagic {:#x}\n", place.device.0, place.device.1, place.magic));
-    if let Some(room) = place.room {
-        text.push_str(&format!("total_bytes {}\nfree_bytes {}\n", room.total_bytes, room.free_bytes));
-    }
-    text.push_str(&format!("read_only {}\n", yes(place.is_read_only)));
-    text.push_str(&format!("may_read {}\nmay_write {}\n", yes(place.may_read), yes(place.may_write)));
-    text.push_str(&match place.direct {
-        DirectAnswer::Accepted(rules) => {
-            format!("direct yes\nmemory_alignment {}\noffset_alignment {}\n", rules.memory.bytes(), rules.offset.bytes())
-        }
-        DirectAnswer::Refused => "direct no\n".to_owned(),
-        DirectAnswer::Unknown => "direct unknown\n".to_owned(),
-    });
-    text
 }
 
 const fn yes(is_so: bool) -> &'static str {

@@ -14,11 +14,16 @@ mod tree;
 use std::fmt;
 
 pub use capture::Capture;
-pub use live::Live;
+pub use live::{Live, serve};
 pub use recorder::Recorder;
 pub use tree::Tree;
 
 pub use crate::storage::probe::Unseen;
+
+use live::{BYTES_MAX, NAMES_MAX};
+
+/// No value of one line, and no path, is longer: a path has 4096 bytes, each of which may be written as four.
+const LINE_BYTES_MAX: usize = 4 * 4096;
 
 /// What kind of question is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -120,12 +125,14 @@ pub trait Facts {
 pub trait FactsExt: Facts {
     /// The text of a file.
     fn file(&self, path: &str) -> Answer {
-        self.look(&Question::new(Kind::File, path))
+        // Whatever answers: a capture may hold more than any file is read of.
+        self.look(&Question::new(Kind::File, path)).and_then(|text| bounded(text, BYTES_MAX))
     }
 
     /// The first line of a file without the blanks around it.
     fn line(&self, path: &str) -> Answer {
-        self.file(path).map(|text| text.lines().next().unwrap_or_default().trim().to_owned())
+        let text = self.file(path)?;
+        bounded(text.lines().next().unwrap_or_default().trim(), LINE_BYTES_MAX).map(str::to_owned)
     }
 
     /// The lines of a file that begin with `word`.
@@ -147,12 +154,17 @@ pub trait FactsExt: Facts {
     /// The names in a directory.
     fn list(&self, path: &str) -> Result<Vec<String>, Unseen> {
         let text = self.look(&Question::new(Kind::List, path))?;
-        Ok(text.lines().filter(|name| !name.is_empty()).map(str::to_owned).collect())
+        let names = || text.lines().filter(|name| !name.is_empty());
+        match names().nth(NAMES_MAX) {
+            Some(_) => Err(Unseen::Failed(format!("it holds more than {NAMES_MAX} names"))),
+            None => Ok(names().map(str::to_owned).collect()),
+        }
     }
 
     /// A path with all links resolved.
     fn link(&self, path: &str) -> Answer {
-        self.look(&Question::new(Kind::Link, path)).map(|text| text.trim_end_matches('\n').to_owned())
+        let text = self.look(&Question::new(Kind::Link, path))?;
+        bounded(text.trim_end_matches('\n'), LINE_BYTES_MAX).map(str::to_owned)
     }
 
     /// Whether there is something at a path.
@@ -174,3 +186,11 @@ pub trait FactsExt: Facts {
 }
 
 impl<T: Facts + ?Sized> FactsExt for T {}
+
+/// An answer, unless it is longer than any that means something.
+fn bounded<T: AsRef<str>>(text: T, bytes_max: usize) -> Result<T, Unseen> {
+    if text.as_ref().len() > bytes_max {
+        return Err(Unseen::Failed(format!("it is longer than {bytes_max} bytes")));
+    }
+    Ok(text)
+}

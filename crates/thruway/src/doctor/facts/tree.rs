@@ -1,12 +1,13 @@
 //! A directory laid out as a machine's files: an archive of `/proc`, `/sys` and `/etc` as support tools make them, or one
 //! made by hand. What no file tells stands in a capture called `facts` at its top, if there is one.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::live::{self, BYTES_MAX};
 use super::{Answer, Capture, Facts, Kind, Question, Unseen, word_and_path};
 use crate::base::{Error, ErrorKind, Result};
-use crate::storage::probe::Prober;
+use crate::storage::probe::{Prober, path_of, text_of};
 
 /// Another machine's files in a directory of this one.
 #[derive(Debug)]
@@ -35,7 +36,8 @@ impl Tree {
 
     /// Where a path of that machine lies here, links resolved. A link that leads out of the directory leads nowhere.
     fn inside(&self, path: &str) -> Result<PathBuf, Unseen> {
-        let parts = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
+        let path = path_of(path);
+        let parts = path.components().filter(|part| matches!(part, Component::Normal(_)));
         let real = self.prober.resolve(&self.root.join(parts.collect::<PathBuf>()))?;
         if real.starts_with(&self.root) { Ok(real) } else { Err(Unseen::Absent) }
     }
@@ -67,7 +69,7 @@ impl Facts for Tree {
             Kind::Link => {
                 let real = self.inside(key)?;
                 let below = real.strip_prefix(&self.root).map_err(|_| Unseen::Absent)?;
-                Ok(format!("/{}\n", below.display()))
+                Ok(format!("/{}\n", text_of(below.as_os_str().as_bytes())))
             }
             Kind::Env => Err(Unseen::Absent),
             Kind::Place | Kind::Call => Err(Unseen::Failed("files alone do not tell this".to_owned())),

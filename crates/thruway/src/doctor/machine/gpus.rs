@@ -29,6 +29,9 @@ const DATA_CENTRE: [&str; 21] = [
 const P2PDMA: [&str; 13] =
     ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", "B200", "B300", "GH200", "GB200", "GB300", "H800"];
 
+/// So many GPUs are looked at: several times as many as any machine has.
+const GPUS_MAX: usize = 256;
+
 /// A GPU.
 #[derive(Clone, Debug)]
 pub struct Gpu {
@@ -68,9 +71,13 @@ impl Gpu {
 /// All GPUs.
 pub(super) fn all(facts: &dyn Facts, survey: Option<&CudaSurvey>, classes: &[(String, pci::Class)]) -> Vec<Gpu> {
     let seen = survey.map_or(&[][..], |survey| &survey.gpus);
-    let mut gpus: Vec<Gpu> = seen.iter().enumerate().map(|(ordinal, gpu)| from_cuda(facts, ordinal, gpu)).collect();
+    let mut gpus: Vec<Gpu> =
+        seen.iter().take(GPUS_MAX).enumerate().map(|(ordinal, gpu)| from_cuda(facts, ordinal, gpu)).collect();
     let displays = classes.iter().filter(|(_, class)| *class == pci::Class::Display).map(|(address, _)| address);
     for address in displays.filter(|address| is_of_nvidia(facts, address)) {
+        if gpus.len() == GPUS_MAX {
+            break;
+        }
         if gpus.iter().all(|gpu| gpu.address != *address) {
             let information = facts.file(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();
             let name = field(&information, "Model", ':').unwrap_or_default().to_owned();

@@ -5,8 +5,9 @@ use crate::doctor::facts::{Facts, FactsExt, Kind, Question, Unseen};
 use crate::doctor::parse::mounts::{Mount, holding};
 use crate::doctor::parse::{pci, value};
 
-/// Layers below a filesystem are followed so deep, and so many drives are listed.
+/// Layers below a filesystem are followed so deep, and so many of them and of drives are listed.
 const DEPTH_MAX: usize = 8;
+const LAYERS_MAX: usize = 64;
 const DRIVES_MAX: usize = 256;
 
 /// Whether `O_DIRECT` is taken.
@@ -148,15 +149,21 @@ impl Target {
             _ => base,
         };
         let name = base.rsplit('/').next().unwrap_or(base).to_owned();
-        let slaves = facts.names(&format!("{base}/slaves"));
+        // What lies below several layers is looked at once; in a machine that somebody made up it may even lie below itself.
+        if self.layers.iter().any(|layer| layer.name == name) || self.drives.iter().any(|drive| drive.name == name) {
+            return;
+        }
         if let Some(kind) = layer_kind(facts, base, &name) {
+            if depth > DEPTH_MAX || self.layers.len() == LAYERS_MAX {
+                return;
+            }
             self.layers.push(Layer { name, kind });
-            for slave in slaves.iter().filter(|_| depth < DEPTH_MAX) {
+            for slave in facts.names(&format!("{base}/slaves")).iter().take(DRIVES_MAX) {
                 if let Ok(below) = facts.link(&format!("/sys/class/block/{slave}")) {
                     self.descend(facts, &below, depth + 1);
                 }
             }
-        } else if self.drives.len() < DRIVES_MAX && self.drives.iter().all(|drive| drive.name != name) {
+        } else if self.drives.len() < DRIVES_MAX {
             self.drives.push(drive(facts, base, name));
         }
     }

@@ -2,6 +2,12 @@
 
 use std::path::Path;
 
+use crate::storage::probe::{bytes_of, octal, text_of};
+
+/// No line that the kernel writes is longer, and none that means anything has more options.
+const LINE_BYTES_MAX: usize = 64 << 10;
+const OPTIONS_MAX: usize = 256;
+
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -32,13 +38,14 @@ impl Mount {
 
 /// All mounts, in the order in which they were made. Lines that are none are left out.
 pub fn parse(table: &str) -> Vec<Mount> {
-    table.lines().filter_map(line).collect()
+    table.lines().filter(|text| text.len() <= LINE_BYTES_MAX).filter_map(line).collect()
 }
 
 /// The mount that holds `path`: that with the longest mount point above it, and of two at one point the later, which
 /// covers the other.
 pub fn holding<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
-    let above = mounts.iter().filter(|mount| Path::new(path).starts_with(&mount.point));
+    // The text is compared first: there may be tens of thousands of mounts.
+    let above = mounts.iter().filter(|mount| path.starts_with(&mount.point) && Path::new(path).starts_with(&mount.point));
     above.max_by_key(|mount| mount.point.len())
 }
 
@@ -56,15 +63,13 @@ fn line(line: &str) -> Option<Mount> {
         kind: (*kind).to_owned(),
         source: unescaped(source),
         device: (*device).to_owned(),
-        options: options.filter(|option| !option.is_empty()).map(unescaped).collect(),
+        options: options.filter(|option| !option.is_empty()).take(OPTIONS_MAX).map(unescaped).collect(),
     })
 }
 
 /// The kernel writes blanks and backslashes in names as three octal digits.
 fn unescaped(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |text, (octal, plain)| text.replace(octal, plain))
+    text_of(&octal(&bytes_of(text)))
 }
 
 #[cfg(test)]
