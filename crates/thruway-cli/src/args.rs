@@ -95,16 +95,18 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 For Ubuntu, Debian, the RHEL family and SLES. Without --apply nothing is changed. With it each step is asked for; the first
-failure ends it, and every file is as it was before. Of a file that is replaced the old one stays beside it, as FILE.old.
-In a container it says what belongs on the host. Exit status: 0 the plan, or the steps carried out; 3 no direct path can be
-opened by it; 1 a step failed; after --apply, without a restart to wait for, that of the doctor.
+failure ends it, and every file is as it was before, and so is the initial RAM disk. Of a file that is replaced the old one
+stays beside it, as FILE.old, or as FILE.old.2 and so on where there is one. In a container it says what belongs on the host.
+Exit status: 0 the plan, or the steps carried out; 3 no direct path can be opened by it, or not before something is done by
+hand; 1 a step failed, or must not be begun; after --apply, without a restart to wait for, that of the doctor.
 
 Examples:
   thruway setup /mnt/nvme
   sudo thruway setup /mnt/nvme --apply
   thruway setup --from machine.txt                  what another machine lacks")]
 pub(crate) struct SetupArgs {
-    /// Directories or files on the storage in question [default: the current directory, or those of the capture].
+    /// Directories or files on the storage in question [default: the current directory, or those of the capture; / with
+    /// --root].
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Carry the steps out, each after a question.

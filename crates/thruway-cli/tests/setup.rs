@@ -60,8 +60,9 @@ fn a_plan_in_json_has_what_is_to_be_run_and_written() {
     let object = plan("bare-rhel", &["--json"]).json();
     let steps = object["plan"]["steps"].as_array().expect("list");
     assert_eq!(steps[0]["action"]["run"][0], "dnf", "{object}");
-    let last = &steps.last().expect("steps")["action"]["write"];
-    assert_eq!((&last["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
+    let [.., config, last] = steps.as_slice() else { panic!("{object}") };
+    assert_eq!((&config["action"]["write"]["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
+    assert_eq!(last["action"]["run"], serde_json::json!(["modprobe", "nvidia-fs"]), "what has an effect at once comes last");
     plan("bare-rhel", &["--apply"]).assert_usage();
     let nothing_here = run(scratch().path(), ["setup", "--json"]);
     assert_eq!(nothing_here.status, Some(3), "no GPU: {nothing_here:?}");
@@ -99,10 +100,22 @@ impl System {
         let system = Self { directory };
         // Below a root, commands are run by way of chroot.
         system.stub("chroot", "shift\nexec \"$@\"");
-        for program in ["apt-get", "dnf", "zypper", "update-initramfs", "dracut"] {
+        for program in ["apt-get", "dnf", "zypper"] {
             system.stub(program, "");
         }
+        for program in ["update-initramfs", "dracut"] {
+            system.stub(program, REBUILDS);
+        }
+        write(&root.join("boot/initrd.img"), "");
+        system.rebuild();
         system
+    }
+
+    /// Rebuilds the RAM disk from the files as they are.
+    fn rebuild(&self) {
+        let program = self.directory.path().join("bin/update-initramfs");
+        assert!(std::process::Command::new(program).stdout(std::process::Stdio::null()).status().expect("run").success());
+        drop(self.calls());
     }
 
     fn root(&self) -> PathBuf {
@@ -171,6 +184,10 @@ fn write(path: &Path, text: &str) {
     std::fs::write(path, text).expect("write");
 }
 
+/// A RAM disk that holds the settings of the modules.
+const REBUILDS: &str = "mkdir -p \"$ROOT/etc/modprobe.d\"\n\
+                        cat \"$ROOT\"/etc/modprobe.d/*.conf >\"$ROOT/boot/initrd.img\" 2>/dev/null || true";
+
 /// A package manager that puts the files in place by which the packages are known.
 const INSTALLS: &str = "mkdir -p \"$ROOT/usr/lib64\" \"$ROOT/lib/modules/RELEASE/updates/dkms\"\n\
                         touch \"$ROOT/usr/lib64/libcufile.so.1.16.0\" \"$ROOT/lib/modules/RELEASE/updates/dkms/nvidia-fs.ko\"\n\
@@ -210,6 +227,14 @@ fn every_distribution_is_set_up_by_its_own_tools_and_the_second_time_nothing_cha
     ] {
         let system = System::new(name);
         system.stub(manager, &INSTALLS.replace("RELEASE", release));
+        if name == "bare-rhel" {
+            let before = system.files();
+            let refused = system.setup(&["/data", "--apply", "--yes"]).failed();
+            assert!(refused.stderr.contains("enable EPEL") && refused.stdout.contains("add NVIDIA's package"), "{refused:?}");
+            assert_eq!((system.files(), system.calls()), (before, vec![]));
+            write(&system.root().join("etc/yum.repos.d/epel.repo"), "");
+            write(&system.root().join("etc/yum.repos.d/cuda-rhel9.repo"), "");
+        }
         let before = system.files();
         system.setup(&["/data"]).fine();
         assert_eq!((system.files(), system.calls()), (before, vec![]), "{name}: without --apply nothing is done");
@@ -270,14 +295,22 @@ fn a_failure_at_any_step_leaves_every_file_as_it_was() {
         write(&system.root().join("etc/cufile.json"), "{\n    // the old one\n}\n");
         write(&system.root().join("etc/cufile.json.old"), "{} // older still\n");
         write(&system.root().join("etc/modprobe.d/nvidia-p2pdma.conf"), "# begun by hand\n");
+        system.rebuild();
+        assert_eq!(system.read("boot/initrd.img"), "# begun by hand\n");
         system
     };
     // The manager fails at once, at its second call, or all is installed and the last command fails.
     for (program, body, step) in [
         ("apt-get", "exit 100", "1 of 6"),
         ("apt-get", "[ \"$1\" = update ] || exit 100", "2 of 6"),
-        ("update-initramfs", "exit 3", "5 of 6"),
+        // Once it fails after it has done half of its work, then it works again.
+        (
+            "update-initramfs",
+            "echo half >\"$ROOT/boot/initrd.img\"; [ -e \"$ROOT/../was\" ] || { touch \"$ROOT/../was\"; exit 3; }\nREBUILDS",
+            "6 of 6",
+        ),
     ] {
+        let body = &body.replace("REBUILDS", REBUILDS);
         let system = fresh();
         let before = system.files();
         system.stub(program, body);
@@ -301,6 +334,7 @@ fn a_failure_at_any_step_leaves_every_file_as_it_was() {
     std::fs::remove_dir(system.root().join("etc/cufile.json.old")).expect("remove");
     system.setup(&["/data", "--apply", "--yes"]).fine();
     assert!(system.read("etc/modprobe.d/nvidia-p2pdma.conf.old").contains("begun by hand"));
+    assert!(system.read("boot/initrd.img").contains("RMForceStaticBar1=1;"), "what was written is in the RAM disk");
 }
 
 #[test]
@@ -334,4 +368,79 @@ fn what_cannot_be_set_up_is_refused_before_anything_is_done() {
     for (system, name) in [(&system, "bare-ubuntu"), (&container, "container-bare")] {
         assert_eq!(system.calls(), Vec::<String>::new(), "{name}");
     }
+}
+
+#[test]
+fn the_first_original_stays_and_a_link_is_followed() {
+    let system = System::new("module-missing");
+    let file = system.root().join("etc/cufile.json");
+    std::fs::remove_file(&file).expect("remove");
+    write(&system.root().join("etc/gds/real.json"), "{} // first\n");
+    std::os::unix::fs::symlink("gds/real.json", &file).expect("link");
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert_eq!(system.read("etc/gds/real.json.old"), "{} // first\n");
+    assert!(std::fs::symlink_metadata(&file).expect("metadata").is_symlink(), "the link is still one");
+    for text in ["{} // second\n", "{} // third\n", "{} // second\n"] {
+        write(&system.root().join("etc/gds/real.json"), text);
+        system.setup(&["/data", "--apply", "--yes"]).fine();
+    }
+    assert_eq!(system.read("etc/gds/real.json.old"), "{} // first\n");
+    assert_eq!(system.read("etc/gds/real.json.old.2"), "{} // second\n");
+    assert_eq!(system.read("etc/gds/real.json.old.3"), "{} // third\n");
+    assert!(!system.root().join("etc/gds/real.json.old.4").exists(), "the same text is kept once");
+}
+
+#[test]
+fn what_is_left_to_a_person_shows_in_the_status() {
+    // The steps are done, and the IOMMU still shuts the route.
+    let system = System::new("iommu-translates");
+    let done = system.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(done.status, Some(3), "{done:?}");
+    let last = done.stdout.lines().last().expect("a line");
+    assert!(last.contains("by hand") && last.contains("start that system"), "{last}");
+    // No route at all: as without --apply.
+    let none = System::new("no-gpu");
+    assert_eq!(none.setup(&["/data"]).status, Some(3));
+    assert_eq!(none.setup(&["/data", "--apply", "--yes"]).status, Some(3));
+    let file = run(none.root().as_path(), ["setup", "--root", "facts"]).failed();
+    assert!(file.stderr.contains("must be a directory"), "{file:?}");
+}
+
+#[test]
+fn limits_that_a_file_sets_already_stay() {
+    let system = System::new("nfs-rdma");
+    let facts = system.read("facts").replace("memlock unlimited", "memlock 65536");
+    write(&system.root().join("facts"), &facts);
+    let limits = system.root().join("etc/security/limits.d/90-thruway.conf");
+    let old = "* soft nofile 1048576\n* hard nofile 1048576\n";
+    write(&limits, old);
+    let status = system.setup(&["/data", "--apply", "--yes"]).status;
+    assert!(matches!(status, Some(0 | 3)));
+    assert_eq!(
+        std::fs::read_to_string(&limits).expect("read"),
+        format!("{old}* soft memlock unlimited\n* hard memlock unlimited\n")
+    );
+}
+
+#[test]
+fn other_places_that_set_the_driver_are_named_and_apptainer_is_a_container() {
+    let system = System::new("bare-ubuntu");
+    let setting = "NVreg_RegistryDwords=\"ForceP2P=0;\"";
+    write(&system.root().join("usr/lib/modprobe.d/vendor.conf"), &format!("options nvidia {setting}\n"));
+    write(&system.root().join("run/modprobe.d/image.conf"), &format!("options nvidia-current {setting}\n"));
+    write(&system.root().join("proc/cmdline"), &format!("quiet nvidia.{setting}\n"));
+    // One with the same name as one that comes before it does not count.
+    write(&system.root().join("lib/modprobe.d/vendor.conf"), &format!("options nvidia {setting}\n"));
+    let plan = system.setup(&["/data"]).fine();
+    for place in
+        ["out of /usr/lib/modprobe.d/vendor.conf", "out of /run/modprobe.d/image.conf", "out of the kernel's command line"]
+    {
+        assert!(plan.stdout.contains(place), "{place}: {plan:?}");
+    }
+    assert!(!plan.stdout.contains("out of /lib/modprobe.d"), "{plan:?}");
+
+    std::fs::create_dir(system.root().join(".singularity.d")).expect("create");
+    let inside = system.setup(&["/data", "--apply", "--yes"]).failed();
+    assert!(inside.stderr.contains("this is a container"), "{inside:?}");
+    assert_eq!(system.calls(), Vec::<String>::new());
 }

@@ -12,8 +12,7 @@ use thruway::{Error, ErrorKind, Result};
 use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
-use crate::place::publish;
-use crate::settings_file::{beside, read};
+use crate::settings_file::{beside, read, replace};
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
     match &args.action {
@@ -82,12 +81,12 @@ fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
         output.object(&json!({"file": path.to_string_lossy(), "changed": false, "old": null}))?;
         return Ok(Outcome::Fine);
     }
-    let kept = old.is_some().then(|| beside(path));
+    let kept = old.as_deref().map(|old| beside(path, old)).transpose()?.flatten();
     if let (Some(kept), Some(old)) = (&kept, &old) {
-        publish(kept, old)?;
+        replace(kept, old, path)?;
         output.line(format!("kept the old file as {}", safe_path(kept)))?;
     }
-    publish(path, &text)?;
+    replace(path, &text, path)?;
     output.line(format!("wrote {}", safe_path(path)))?;
     let kept = kept.map(|kept| kept.to_string_lossy().into_owned());
     output.object(&json!({"file": path.to_string_lossy(), "changed": true, "old": kept}))?;

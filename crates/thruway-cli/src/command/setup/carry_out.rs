@@ -7,8 +7,7 @@ use thruway::doctor::setup::Action;
 use thruway::{Error, ErrorKind, Result};
 
 use crate::escape::{safe, safe_path};
-use crate::place::publish;
-use crate::settings_file::{beside, read};
+use crate::settings_file::{beside, read, replace};
 
 /// What was done to files, in its order.
 #[derive(Debug)]
@@ -19,43 +18,63 @@ pub(super) struct Journal {
     files: Vec<(PathBuf, Option<String>)>,
     /// Directories that were made.
     directories: Vec<PathBuf>,
+    /// Commands that carried files over into another, or began to.
+    rebuilds: Vec<Vec<String>>,
+    /// Whether a command came to its end.
+    pub(super) has_run: bool,
+}
+
+/// What was taken back.
+#[derive(Debug)]
+pub(super) struct TakenBack {
+    /// The files that are what they were.
+    pub(super) files: usize,
+    /// What could not be taken back, and why.
+    pub(super) failed: Vec<(String, Error)>,
 }
 
 impl Journal {
     /// An empty one, for a system whose files lie below `root`.
     pub(super) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), files: Vec::new(), directories: Vec::new() }
+        let (files, directories, rebuilds) = (Vec::new(), Vec::new(), Vec::new());
+        Self { root: root.to_owned(), files, directories, rebuilds, has_run: false }
     }
 
     /// Carries a step out.
     pub(super) fn carry_out(&mut self, action: &Action) -> Result<()> {
         match action {
-            Action::Run(words) => run(words),
+            Action::Run(words) => run(words).inspect(|()| self.has_run = true),
+            Action::Rebuild(words) => {
+                // One that fails may have done half of it.
+                self.rebuilds.push(words.clone());
+                run(words)
+            }
             Action::Write { path, text } => self.replace(Path::new(path), text),
         }
     }
 
-    /// Makes every file what it was. Gives how many there were.
-    ///
-    /// # Errors
-    /// The file that could not be made what it was, and why. The others are.
-    pub(super) fn take_back(self) -> Result<usize, (PathBuf, Error)> {
-        let count = self.files.len();
-        let mut failed = None;
+    /// Makes every file what it was, and then what was built from them.
+    pub(super) fn take_back(self) -> TakenBack {
+        let mut files = 0;
+        let mut failed = Vec::new();
         for (path, old) in self.files.into_iter().rev() {
             let restored = match old {
-                Some(text) => publish(&path, &text),
+                Some(text) => replace(&path, &text, &path),
                 None => std::fs::remove_file(&path).map_err(|error| Error::from_io("cannot remove", error)),
             };
-            if let Err(error) = restored {
-                failed.get_or_insert((path, error));
+            match restored {
+                Ok(()) => files += 1,
+                Err(error) => failed.push((safe_path(&path), error)),
             }
         }
         for directory in self.directories.into_iter().rev() {
             // What a command has put there meanwhile stays.
             drop(std::fs::remove_dir(directory));
         }
-        failed.map_or(Ok(count), Err)
+        for words in self.rebuilds {
+            failed.extend(run(&words).err().map(|error| (safe(&words.join(" ")), error)));
+        }
+        TakenBack { files, failed }
     }
 
     /// Gives a file its new content, the old one beside it.
@@ -67,12 +86,12 @@ impl Journal {
             self.ensure_inside(path)?;
         }
         let old = read(path)?;
-        if let Some(old) = &old {
-            let kept = beside(path);
-            let before = read(&kept)?;
-            self.write(&kept, before, old)?;
+        if let Some(old) = &old
+            && let Some(kept) = beside(path, old)?
+        {
+            self.write(&kept, None, old, path)?;
         }
-        self.write(path, old, text)
+        self.write(path, old, text, path)
     }
 
     /// Refuses to follow a link out of the root: in a system that does not run, an absolute link means another file.
@@ -85,11 +104,12 @@ impl Journal {
         Err(Error::new(ErrorKind::InvalidInput, message).with_file(path).with_hint("put a file in the link's place"))
     }
 
-    fn write(&mut self, path: &Path, before: Option<String>, text: &str) -> Result<()> {
+    /// Writes a file with the mode and owner of `like`.
+    fn write(&mut self, path: &Path, before: Option<String>, text: &str, like: &Path) -> Result<()> {
         if before.as_deref() == Some(text) {
             return Ok(());
         }
-        let result = publish(path, text);
+        let result = replace(path, text, like);
         // A failure behind the rename has changed the file, too.
         let is_changed = result.is_ok() || read(path).ok().flatten() != before;
         if is_changed {

@@ -14,7 +14,7 @@ mod way;
 use serde::Serialize;
 
 use super::diagnose;
-use super::facts::Facts;
+use super::facts::{Facts, FactsExt};
 use super::machine::Machine;
 use super::report::{Finding, PathReport, Report, Route, Verdict};
 use crate::base::Result;
@@ -27,7 +27,11 @@ pub use distribution::{Distribution, Family};
 pub enum Action {
     /// Runs a command: its name and its arguments.
     Run(Vec<String>),
-    /// Gives a file this content; what it held before is kept beside it, under its name with `.old` behind.
+    /// Runs a command that carries files over into another, where they come into force. Once files are taken back it is run
+    /// again.
+    Rebuild(Vec<String>),
+    /// Gives a file this content; what it held before is kept beside it, under its name with `.old` behind, or
+    /// with `.old.2` and so on where there is one.
     Write {
         /// The file.
         path: String,
@@ -56,10 +60,14 @@ pub struct Plan {
     pub container: Option<&'static str>,
     /// The route that the steps open; `None` if none can be opened.
     pub route: Option<Route>,
+    /// What a person has to see to before the first step, without which a step fails.
+    pub first: Vec<String>,
     /// The steps, in their order.
     pub steps: Vec<Step>,
     /// What a person has to do, or to know.
     pub by_hand: Vec<String>,
+    /// Whether the route stays shut until something of that is done.
+    pub is_shut_by_hand: bool,
     /// Whether the machine has to be started anew before the steps have their effect.
     pub needs_restart: bool,
     /// What the doctor says of the machine as it is.
@@ -77,10 +85,12 @@ impl Plan {
         let (machine, report) = diagnose(facts, paths);
         let mut plan = Self {
             distribution: None,
-            container: machine.container,
+            container: machine.container.or_else(|| in_apptainer(facts)),
             route: way::choose(facts, &machine, &report),
+            first: Vec::new(),
             steps: Vec::new(),
             by_hand: Vec::new(),
+            is_shut_by_hand: false,
             needs_restart: false,
             conclusion: report.conclusion.clone(),
         };
@@ -91,10 +101,10 @@ impl Plan {
         // In a container nothing is installed, whatever it was made from.
         let distribution = match Distribution::examine(facts) {
             Ok(distribution) => Some(distribution),
-            Err(_) if machine.container.is_some() => None,
+            Err(_) if plan.container.is_some() => None,
             Err(error) => return Err(error),
         };
-        if machine.container.is_some() {
+        if plan.container.is_some() {
             plan.by_hand.extend(steps::of_container(facts, &machine, route));
         }
         let context = steps::Context { facts, machine: &machine, report: &report, route, root };
@@ -102,9 +112,16 @@ impl Plan {
             steps::of_host(&context, distribution, &mut plan)?;
             plan.distribution = Some(distribution.name.clone());
         }
-        plan.by_hand.extend(left(&machine, &report, route));
+        left(&report, route, &mut plan);
         Ok(plan)
     }
+}
+
+/// What shows that this is a container of Apptainer or Singularity, which leave none of the others' signs.
+fn in_apptainer(facts: &dyn Facts) -> Option<&'static str> {
+    const DIRECTORY: &str = "/.singularity.d";
+    let names = ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"];
+    facts.exists(DIRECTORY).then_some(DIRECTORY).or_else(|| names.into_iter().find(|name| facts.env(name).is_some()))
 }
 
 /// What is to be done where set-up can open no route.
@@ -127,12 +144,12 @@ fn instead(facts: &dyn Facts, machine: &Machine, report: &Report) -> Vec<String>
 }
 
 /// What set-up leaves to a person: findings in the way of the route, and risks, that it does not put right.
-fn left(machine: &Machine, report: &Report, route: Route) -> Vec<String> {
+fn left(report: &Report, route: Route, plan: &mut Plan) {
     let is_bar = |finding: &Finding| way::is_by_hand(finding.id) && finding.bar(route).is_some();
     let is_risk =
         |finding: &Finding| ["pcie.acs", "nvidia_fs.version"].contains(&finding.id) && finding.verdict == Verdict::Warning;
     // What a container must be given has been said.
-    let is_said = |finding: &Finding| machine.container.is_some() && finding.id == "container.udev";
+    let is_said = |finding: &Finding| plan.container.is_some() && finding.id == "container.udev";
     let text = |finding: &Finding| {
         let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
         let remedy = finding.remedy.as_deref().map(|remedy| format!(": {remedy}")).unwrap_or_default();
@@ -140,8 +157,16 @@ fn left(machine: &Machine, report: &Report, route: Route) -> Vec<String> {
     };
     let findings = report.findings.iter().filter(|finding| (is_bar(finding) || is_risk(finding)) && !is_said(finding));
     let mut left: Vec<String> = findings.map(text).collect();
+    if left.iter().any(|text| text.contains("data=ordered")) {
+        left.push(
+            "ext4 refuses another data= on a remount: unmount it and mount it anew; for the root filesystem write \
+             rootflags=data=ordered on the kernel's command line and restart"
+                .to_owned(),
+        );
+    }
     if report.findings.iter().any(is_bar) {
         left.push("until that is done, programs that use cuFile get an error where bytes cannot go directly".to_owned());
+        plan.is_shut_by_hand = true;
     }
-    left
+    plan.by_hand.extend(left);
 }
