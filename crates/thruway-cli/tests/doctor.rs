@@ -114,3 +114,30 @@ fn settings_are_checked_explained_and_written_with_their_comments() {
     run(directory.path(), ["config", "check", "new.json"]).fine();
     run(directory.path(), ["config", "write", "new.json", "--set", "properties.colour=1"]).failed();
 }
+
+#[test]
+fn a_capture_tells_neither_users_nor_keys() {
+    let directory = scratch();
+    let config = directory.path().join("home/alice/cufile.json");
+    std::fs::create_dir_all(config.parent().expect("a parent")).expect("create");
+    let text = "{\"properties\": {\"rdma_dc_key\": \"0xdeadbeef\", \"allow_compat_mode\": false}, // alice's\n\
+                \"fs\": {\"nfs\": {\"mount_table\": {\"host17.corp:/x\": {\"rdma_dev_addr_list\": [\"10.1.2.3\"]}}}}}\n";
+    std::fs::write(&config, text).expect("write");
+    let doctor = |arguments: &[&str]| {
+        let mut doctor = common::command(directory.path());
+        doctor.env("CUFILE_ENV_PATH_JSON", &config).env("VIRTUAL_ENV", "/home/alice/venv").env("container", "alices-box");
+        common::run_command(doctor, ["doctor", "home/alice", "--json"].iter().chain(arguments))
+    };
+    let here = doctor(&["--capture", "machine.txt"]).json();
+    let capture = std::fs::read_to_string(directory.path().join("machine.txt")).expect("written");
+    for private in ["alice", "deadbeef", "host17", "10.1.2.3"] {
+        assert!(!capture.contains(private), "{private}: {capture}");
+    }
+    let there = run(directory.path(), ["doctor", "--from", "machine.txt", "--json"]).json();
+    let verdicts = |object: &serde_json::Value| {
+        let findings = object["findings"].as_array().expect("list").iter();
+        findings.map(|finding| format!("{} {}", finding["id"], finding["verdict"])).collect::<Vec<String>>()
+    };
+    assert_eq!((verdicts(&there), &there["health"]), (verdicts(&here), &here["health"]), "the diagnosis stays what it was");
+    assert_eq!(there["paths"][0]["expected"], here["paths"][0]["expected"]);
+}
