@@ -170,7 +170,7 @@ pub(crate) struct ConfigArgs {
 pub(crate) enum ConfigAction {
     /// Check every key: known, in its place, of its type, in its range. Exit status 1 if something must be repaired.
     Check(ConfigFile),
-    /// Say of each key what it is set to, what it would be without, and what it does.
+    /// Say of every key what is in force, whether the file says so, what would be without it, and what it does.
     Explain(ConfigFile),
     /// Forbid the silent way through the host, keeping comments and the rest. The old file stays beside it.
     Write(ConfigWriteArgs),
@@ -178,9 +178,9 @@ pub(crate) enum ConfigAction {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ConfigFile {
-    /// The file.
-    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
-    pub(crate) file: PathBuf,
+    /// The file [default: the one that libcufile reads: $CUFILE_ENV_PATH_JSON, else /etc/cufile.json].
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -196,7 +196,8 @@ pub(crate) struct ConfigWriteArgs {
     /// Use the kernel's PCI P2PDMA for NVMe drives, too.
     #[arg(long)]
     pub(crate) p2pdma: bool,
-    /// Set another key, its value as JSON (`properties.io_batchsize=64`); may be given several times.
+    /// Set another key, its value as JSON or a word (`properties.io_batchsize=64`, `logging.level=DEBUG`); may be given several
+    /// times.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }

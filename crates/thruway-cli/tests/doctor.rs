@@ -96,7 +96,7 @@ fn settings_are_checked_explained_and_written_with_their_comments() {
     let check = run(directory.path(), ["config", "check", "cufile.json", "--json"]);
     assert_eq!((check.status, &check.json()["remarks"][0]["line"]), (Some(1), &4.into()), "{check:?}");
     let refused = run(directory.path(), ["config", "write", "cufile.json"]).failed();
-    assert!(refused.stderr.contains("would still have faults"), "{refused:?}");
+    assert!(refused.stderr.contains("has faults, and would still have them"), "{refused:?}");
     assert_eq!(std::fs::read_to_string(&file).expect("read"), text, "what is not understood stays as it is");
 
     std::fs::write(&file, text.replace("\"fs\": {\"block\"", "\"fs\": {}, \"block\"").replace("}}}\n}", "}}\n}")).expect("write");
@@ -140,4 +140,47 @@ fn a_capture_tells_neither_users_nor_keys() {
     };
     assert_eq!((verdicts(&there), &there["health"]), (verdicts(&here), &here["health"]), "the diagnosis stays what it was");
     assert_eq!(there["paths"][0]["expected"], here["paths"][0]["expected"]);
+}
+
+#[test]
+fn settings_are_those_that_the_library_would_read() {
+    let directory = scratch();
+    std::fs::write(directory.path().join("k.json"), "[]\n").expect("write");
+    let config = |arguments: &[&str]| {
+        let mut config = common::command(directory.path());
+        config.env("CUFILE_ENV_PATH_JSON", "k.json");
+        common::run_command(config, ["config"].iter().chain(arguments))
+    };
+    let check = config(&["check"]);
+    assert_eq!(check.status, Some(1), "{check:?}");
+    assert!(check.stdout.starts_with("k.json:1: fault: the file is no object\n"), "{check:?}");
+    std::fs::write(directory.path().join("k.json"), "{\n  \"properties\": {\n    \"io_batchsize\": 64\n  }\n}\n").expect("write");
+    let explained = config(&["explain", "--json"]).fine().json();
+    let keys = explained["keys"].as_array().expect("list");
+    let of = |name: &str| keys.iter().find(|key| key["key"] == name).unwrap_or_else(|| panic!("{name}"));
+    assert_eq!(of("properties.io_batchsize")["in_force"], "64");
+    assert_eq!(
+        (&of("execution.max_io_queue_depth")["in_force"], &of("execution.max_io_queue_depth")["here"]),
+        (&"128".into(), &().into())
+    );
+    // A word is a text, and what is added looks like the rest.
+    config(&["write", "k.json", "--set", "logging.level=DEBUG"]).fine();
+    let written = std::fs::read_to_string(directory.path().join("k.json")).expect("read");
+    assert!(written.contains("  \"logging\": {\n    \"level\": \"DEBUG\"\n  }"), "{written}");
+    assert!(written.contains("    \"allow_compat_mode\": false,\n    \"io_batchsize\": 64"), "{written}");
+    let refused = config(&["write", "k.json", "--set", "properties.io_batchsize=few"]).failed();
+    assert!(refused.stderr.contains("write it as JSON"), "{refused:?}");
+    let refused = config(&["write", "k.json", "--set", "properties.io_batchsize=0"]).failed();
+    assert!(refused.stderr.contains("from 1 to 256") && !refused.stderr.contains("would still"), "{refused:?}");
+    // As the superuser: the file keeps its owner, and the old one has it too.
+    let file = directory.path().join("k.json");
+    if std::os::unix::fs::chown(&file, Some(12), Some(34)).is_ok() {
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o640)).expect("mode");
+        config(&["write", "k.json", "--set", "logging.level=INFO"]).fine();
+        for name in ["k.json", "k.json.old.2"] {
+            let found = std::fs::metadata(directory.path().join(name)).expect("there");
+            use std::os::unix::fs::MetadataExt;
+            assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (12, 34, 0o640), "{name}");
+        }
+    }
 }

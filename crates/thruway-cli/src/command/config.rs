@@ -1,25 +1,31 @@
 //! `thruway config`: `cufile.json`, checked, explained, written.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 use thruway::doctor::cufile::edit::apply;
-use thruway::doctor::cufile::jsonc::{Node, Value, parse};
-use thruway::doctor::cufile::schema::{KEYS, find};
-use thruway::doctor::cufile::{Audit, audit};
+use thruway::doctor::cufile::jsonc::{Node, parse};
+use thruway::doctor::cufile::schema::{KEYS, Shape, find, is_section};
+use thruway::doctor::cufile::{Audit, DEFAULT_PATH, audit};
 use thruway::{Error, ErrorKind, Result};
 
-use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
+use crate::args::{ConfigAction, ConfigArgs, ConfigFile, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
 use crate::settings_file::{beside, read, replace};
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
     match &args.action {
-        ConfigAction::Check(args) => check(&args.file, output),
-        ConfigAction::Explain(args) => explain(&args.file, output),
+        ConfigAction::Check(args) => check(&named(args), output),
+        ConfigAction::Explain(args) => explain(&named(args), output),
         ConfigAction::Write(args) => write(args, output),
     }
+}
+
+/// The file that was named, or that the library would read.
+fn named(args: &ConfigFile) -> PathBuf {
+    let by_environment = || std::env::var_os("CUFILE_ENV_PATH_JSON").filter(|name| !name.is_empty()).map(PathBuf::from);
+    args.file.clone().or_else(by_environment).unwrap_or_else(|| PathBuf::from(DEFAULT_PATH))
 }
 
 fn existing(path: &Path) -> Result<String> {
@@ -35,7 +41,8 @@ fn check(path: &Path, output: &Output) -> Result<Outcome> {
     let audit = judged(path, &existing(path)?)?;
     for remark in &audit.remarks {
         let word = if remark.is_fault { "fault" } else { "warning" };
-        output.line(format!("{}:{}: {word}: {}: {}", safe_path(path), remark.line, safe(&remark.path), safe(&remark.what)))?;
+        let key = if remark.path.is_empty() { String::new() } else { format!("{}: ", safe(&remark.path)) };
+        output.line(format!("{}:{}: {word}: {key}{}", safe_path(path), remark.line, safe(&remark.what)))?;
         output.line(format!("    remedy: {}", safe(&remark.remedy)))?;
     }
     if audit.remarks.is_empty() {
@@ -57,13 +64,19 @@ fn explain(path: &Path, output: &Output) -> Result<Outcome> {
     let text = existing(path)?;
     let root = parse(&text).map_err(|error| error.with_file(path))?;
     let at = |key: &str| key.split('.').try_fold(&root, |node: &Node, part| node.get(part));
-    let mut rows = vec![["KEY", "HERE", "DEFAULT", "MEANING"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["KEY", "IN FORCE", "FROM", "DEFAULT", "MEANING"].map(str::to_owned).to_vec()];
     let mut objects = Vec::new();
-    for key in KEYS {
-        let Some(node) = at(key.path).filter(|node| !matches!(node.value, Value::Object(_))) else { continue };
-        let here = text.get(node.span.clone()).unwrap_or_default();
-        rows.push(vec![key.path.to_owned(), safe(here), key.default.to_owned(), key.meaning.to_owned()]);
-        objects.push(json!({"key": key.path, "here": here, "default": key.default, "meaning": key.meaning}));
+    for key in KEYS.iter().filter(|key| !is_section(key.path)) {
+        // The older name of a section stands for it.
+        let older = key.path.strip_prefix("denylist.").map(|rest| format!("blacklist.{rest}"));
+        let node = at(key.path).or_else(|| at(older.as_deref()?));
+        let here = node.and_then(|node| text.get(node.span.clone()));
+        let default = if key.default.is_empty() { "not documented" } else { key.default };
+        let from = if here.is_some() { "file" } else { "default" };
+        rows.push([key.path, &safe(here.unwrap_or(default)), from, default, key.meaning].map(str::to_owned).to_vec());
+        objects.push(json!({
+            "key": key.path, "here": here, "default": key.default, "in_force": here.unwrap_or(key.default), "meaning": key.meaning,
+        }));
     }
     for line in table(&rows, &[]) {
         output.line(line)?;
@@ -102,11 +115,21 @@ fn changes(args: &ConfigWriteArgs) -> Result<Vec<(String, String)>> {
     for word in &args.set {
         let refuse = |why: &str| Error::new(ErrorKind::InvalidInput, format!("--set {} cannot be: {why}", safe(word)));
         let (key, value) = word.split_once('=').ok_or_else(|| refuse("there is no = in it"))?;
-        if find(key).is_none() {
+        let Some(known) = find(key) else {
             return Err(refuse("libcufile knows no such key").with_hint("name it with those above it: properties.io_batchsize"));
-        }
-        parse(value).map_err(|_| refuse("its value is no JSON"))?;
-        changes.push((key.to_owned(), value.to_owned()));
+        };
+        let is_text = matches!(known.shape, Shape::Text | Shape::OneOf(_));
+        let value = match parse(value) {
+            Ok(_) => value.to_owned(),
+            // A text without its quotes, which the shell takes off.
+            Err(_) if is_text && !value.contains('"') => Json::from(value).to_string(),
+            Err(_) => {
+                let hint =
+                    "write it as JSON: 64, true, '[\"/data\"]'; quotes within quotes, for the shell takes the outer ones off";
+                return Err(refuse("its value is no JSON").with_hint(hint));
+            }
+        };
+        changes.push((key.to_owned(), value));
     }
     Ok(changes)
 }

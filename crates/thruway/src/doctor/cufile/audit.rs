@@ -1,7 +1,7 @@
 //! Judging a `cufile.json`: each key, and what several mean together.
 
 use super::jsonc::{Node, Value, line_of, parse};
-use super::schema::{Shape, find, is_section, right_place};
+use super::schema::{Shape, find, is_section, meant_by_label, right_place};
 use crate::base::Result;
 use crate::base::error::printable;
 
@@ -23,7 +23,7 @@ pub struct Remark {
 /// The settings that decide which way bytes go; `None` where the file does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// `properties.allow_compat_mode`, or its other name.
+    /// `properties.allow_compat_mode`
     pub allow_compat: Option<bool>,
     /// `properties.force_compat_mode`
     pub force_compat: Option<bool>,
@@ -94,7 +94,7 @@ fn settings(root: &Node) -> Settings {
     });
     let denied = words.filter_map(|node| if let Value::Text(word) = &node.value { Some(word.clone()) } else { None });
     Settings {
-        allow_compat: bool_at("properties.allow_compat_mode").or_else(|| bool_at("properties.use_compat_mode")),
+        allow_compat: bool_at("properties.allow_compat_mode"),
         force_compat: bool_at("properties.force_compat_mode"),
         vanilla_posix: bool_at("properties.vanilla_posix_io_mode"),
         use_p2pdma: bool_at("properties.use_pci_p2pdma"),
@@ -122,6 +122,11 @@ impl Walk<'_> {
             if object.members()[..number].iter().any(|earlier| earlier.key == member.key) {
                 self.remark(node, &path, true, "the key stands there twice", "keep one of the two");
             }
+            // With a dot in it a name looks like a path, and is none.
+            if member.key.contains('.') {
+                self.dotted(node, &path, &member.key);
+                continue;
+            }
             match find(&path) {
                 Some(key) if !is_section(&path) => self.value(node, &path, key.shape),
                 _ if is_section(&path) && matches!(node.value, Value::Object(_)) => self.object(node, &path),
@@ -131,8 +136,28 @@ impl Walk<'_> {
         }
     }
 
+    /// A name with dots where one object in another is meant.
+    fn dotted(&mut self, node: &Node, path: &str, name: &str) {
+        let mut placed =
+            leaves(node, path).into_iter().filter_map(|(node, path)| Some((node, right_place(&path)?, path))).peekable();
+        if placed.peek().is_none() {
+            return self.unknown(node, path);
+        }
+        for (node, right, path) in placed {
+            let name = printable(name);
+            let what =
+                format!("\"{name}\" is one name with dots in it, so libcufile leaves it out: {right} is a key inside of objects");
+            let object = right.split('.').rev().fold("…".to_owned(), |inner, key| format!("{{\"{key}\": {inner}}}"));
+            self.remark(node, &path, true, what, format!("write it as {object}"));
+        }
+    }
+
     /// A key that the library does not know there. Where all of an object is in the wrong place, its keys are named.
     fn unknown(&mut self, node: &Node, path: &str) {
+        if let Some(key) = meant_by_label(path) {
+            let what = format!("libcufile prints this name and reads it nowhere: {key} is the key");
+            return self.remark(node, path, false, what, format!("set {key}, and remove it"));
+        }
         let leaves = leaves(node, path);
         let mut placed = leaves.iter().filter_map(|(node, path)| Some((*node, path, right_place(path)?))).peekable();
         if placed.peek().is_none() {
@@ -147,7 +172,11 @@ impl Walk<'_> {
     fn value(&mut self, node: &Node, path: &str, shape: Shape) {
         let wrong = match (shape, &node.value) {
             (Shape::Bool, Value::Bool(_)) | (Shape::Text, Value::Text(_)) => None,
-            (Shape::Free, Value::Object(_) | Value::List(_)) => None,
+            (Shape::Free, Value::Object(_) | Value::List(_)) | (Shape::Any, _) => None,
+            (Shape::List, Value::List(nodes)) => {
+                let all = nodes.iter().all(|node| matches!(node.value, Value::Text(_) | Value::Number(_)));
+                (!all).then(|| "it must hold texts or numbers only".to_owned())
+            }
             (Shape::Number(least, most, multiple), Value::Number(number)) => number_wrong(*number, least, most, multiple),
             (Shape::OneOf(words), Value::Text(word)) => {
                 let is_one = words.iter().any(|known| known.eq_ignore_ascii_case(word));
@@ -180,6 +209,14 @@ impl Walk<'_> {
         if on(settings.force_compat) && settings.allow_compat == Some(false) {
             let what = "it contradicts allow_compat_mode false: one forces the way through the host, the other forbids it";
             say("properties.force_compat_mode", true, what, "set force_compat_mode to false");
+        }
+        let label = "properties.use_compat_mode";
+        let labelled = match at(root, label).map(|node| &node.value) {
+            Some(Value::Bool(is_so)) => Some(*is_so),
+            _ => None,
+        };
+        if labelled.zip(settings.allow_compat).is_some_and(|(one, other)| one != other) {
+            say(label, false, "it says the opposite of allow_compat_mode, which is in force", "remove it");
         }
         let pair = ("properties.use_pci_p2pdma", "block.nvme.use_pci_p2pdma");
         if on(settings.use_p2pdma) && !on(settings.nvme_p2pdma) {
@@ -240,7 +277,8 @@ fn expected(shape: Shape) -> String {
         Shape::OneOf(words) => format!("one of {}", words.join(", ")),
         Shape::Texts => "a list of texts".to_owned(),
         Shape::Numbers => "a list of whole numbers".to_owned(),
-        Shape::Free => "an object or a list".to_owned(),
+        Shape::List => "a list of texts or numbers".to_owned(),
+        Shape::Free | Shape::Any => "an object or a list".to_owned(),
     }
 }
 
@@ -275,6 +313,27 @@ mod tests {
         assert_eq!(found[1], (3, "allow_compat_mode".to_owned(), true));
         assert_eq!(found[2], (4, "colour".to_owned(), false));
         assert_eq!(audit(text).expect("JSON").settings, Settings::default(), "what is left out is not in force");
+    }
+
+    #[test]
+    fn names_with_dots_are_no_paths_and_labels_are_no_keys() {
+        let text = "{\"properties.allow_compat_mode\": false,\n\"block.nvme\": {\"use_pci_p2pdma\": true},\n\
+                    \"fs\": {\"nfs\": {\"mount_table\": {\"host.corp:/x\": {}}}}}";
+        let found = faults(text);
+        let paths: Vec<(usize, &str, bool)> =
+            found.iter().map(|(line, path, is_fault)| (*line, path.as_str(), *is_fault)).collect();
+        assert_eq!(paths, [(1, "properties.allow_compat_mode", true), (2, "block.nvme.use_pci_p2pdma", true)]);
+        assert_eq!(audit(text).expect("JSON").settings, Settings::default());
+
+        let text = "{\"properties\": {\"allow_compat_mode\": false,\n\"use_compat_mode\": true}}";
+        let judged = audit(text).expect("JSON");
+        assert_eq!(judged.settings.allow_compat, Some(false));
+        assert!(judged.remarks.iter().any(|remark| remark.what.contains("the opposite of allow_compat_mode")), "{judged:?}");
+        let judged = audit("{\"properties\": {\"use_compat_mode\": false}}").expect("JSON");
+        assert_eq!((judged.settings.allow_compat, judged.remarks.len()), (None, 1), "nothing reads it");
+        let known = "{\"denylist\": {\"fsids\": [1]}, \"miscellaneous\": {\"enable_static_config\": true, \"rcu_library_used\": 1},\n\
+                     \"properties\": {\"rdma_failback_enabled\": true, \"rdma_io_retry_count\": 3}}";
+        assert_eq!(faults(known), []);
     }
 
     #[test]
