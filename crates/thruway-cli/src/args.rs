@@ -130,7 +130,8 @@ Examples:
   thruway topo /mnt/nvme /data --svg machine.svg
   thruway topo --from machine.txt --json            of a capture that `thruway doctor --capture` wrote")]
 pub(crate) struct TopoArgs {
-    /// Directories or files on the storage in question [default: the mounts of block devices].
+    /// Directories or files on the storage in question [default: the mounts of block devices and of servers, or
+    /// the places of the capture].
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Draw it as a picture, too, in this new file.
