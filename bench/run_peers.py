@@ -176,6 +176,14 @@ def python_with_torch(wanted: str | None) -> str:
     return wanted or sys.executable
 
 
+def environment(packages: list[Path], libraries: list[str]) -> dict[str, str]:
+    """What a process finds packages and CUDA's libraries by."""
+    paths = [*packages, *filter(None, [os.environ.get("PYTHONPATH")])]
+    libraries = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    joined = {"PYTHONPATH": ":".join(map(str, paths)), "LD_LIBRARY_PATH": ":".join(libraries)}
+    return {**joined, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 # ------------------------------------------------------------------------------ the driver
 
 
@@ -299,10 +307,7 @@ class Driver:
 
     def environment(self, system: System) -> dict[str, str]:
         packages = [self.place / "packages-candidate"] if system.candidate else []
-        paths = [*packages, self.place / "packages", *filter(None, [os.environ.get("PYTHONPATH")])]
-        libraries = [*self.libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        joined = {"PYTHONPATH": ":".join(map(str, paths)), "LD_LIBRARY_PATH": ":".join(libraries)}
-        return {**joined, "PYTHONDONTWRITEBYTECODE": "1", **system.env}
+        return {**environment([*packages, self.place / "packages"], self.libraries), **system.env}
 
     def model(self, scenario: str) -> Path:
         """Makes the model of a scenario. Three of them have the same."""

@@ -4,7 +4,8 @@
     tables.py docs/benchmarks.md RESULT.json...     rewrites what stands between the markers of each result's kind
     tables.py --print RESULT.json...                prints the tables
 
-A kind is what measured it: `host-load` (bench/host_load.py), `peers` (bench/run_peers.py), `speed` (scripts/gpu-check).
+A kind is what measured it: `host-load` (bench/host_load.py), `peers` (bench/run_peers.py), `checkpoint` (the suite of
+scripts/gpu-check), `speed` (its other suites).
 Several results of the kind `peers` are put together, so that its scenarios may be measured in several runs on the same
 machine. The markers are HTML comments, `<!-- begin KIND -->` and `<!-- end KIND -->`, and figures between them are not
 to be edited by hand.
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-KINDS = ("host-load", "peers", "speed")
+KINDS = ("host-load", "peers", "speed", "checkpoint")
 LIMIT, OURS = "limit", "thruway"
 # So small that a rate says little: these are told in milliseconds.
 IN_MILLISECONDS = ("many", "small")
@@ -216,12 +217,63 @@ def ways(runs: list[dict[str, Any]]) -> str:
     return ordered[0][0] if len(ordered) == 1 else ", ".join(f"{path} {count / total:.1%}" for path, count in ordered)
 
 
+# ------------------------------------------------------------------------------- checkpoints
+
+
+def checkpoint_seconds(system: dict[str, Any]) -> list[float]:
+    """What each save of a system took until it was synced."""
+    return [run["seconds"] for process in system["processes"] for run in process["runs"]]
+
+
+def checkpoint(result: dict[str, Any]) -> list[Table]:
+    """All systems side by side, and what is held against bars."""
+    data, found = result["data"], []
+    for title, key in (("synced", "runs"), ("in the background", "background")):
+        columns = BACKGROUND_COLUMNS if key == "background" else {}
+        header = ["system", "version", *columns.values(), "durable after, s", "GB/s", "CPU, s/GB", "runs", "note"]
+        table = Table(f"A state of {data['bytes'] / 1e9:.3g} GB saved {title}", header)
+        for label, system in data["systems"].items():
+            if ("async" in label) == (key == "background"):
+                table.rows.append(checkpoint_row(label, system, columns))
+        if key == "runs" and data["systems"][OURS]["processes"]:
+            process = data["systems"][OURS]["processes"][0]
+            shape = f"best of several shapes: {process['limit_shape']}"
+            what = f"{LIMIT}: O_DIRECT write of fresh files, synced"
+            table.rows.append([what, "", "", ranged(process["limits"]), "", str(len(process["limits"])), shape])
+        if data.get("device") == "cpu":
+            table.remarks.append("a trial without a GPU: these figures say nothing about saves from one")
+        found.append(table)
+    return [*found, *(speed(result["rows"], "What checkpoints are held against") if result["rows"] else [])]
+
+
+BACKGROUND_COLUMNS = {
+    "blocked_seconds": "call returns after, s",
+    "stream_free_seconds": "stream free after, s",
+    "staged_seconds": "tensors may change after, s",
+}
+
+
+def checkpoint_row(label: str, system: dict[str, Any], columns: dict[str, str]) -> list[str]:
+    processes = system["processes"]
+    if not processes:
+        return [label, *[""] * (len(columns) + 5), f"SKIP: {short(system['skipped'])}"]
+    runs, size = [run for process in processes for run in process["runs"]], processes[0]["bytes"]
+    seconds = [run["seconds"] for run in runs]
+    pinned = [process["prepare_seconds"] for process in processes if columns and "prepare_seconds" in process]
+    note = f"memory pinned before, in {number(median(pinned))} s" if pinned else ""
+    cells = [ranged([run[column] for run in runs]) for column in columns]
+    cells += [ranged(seconds), ranged([size / one / 1e9 for one in seconds])]
+    cells += [number(median(run["cpu_seconds"] for run in runs) / size * 1e9), str(len(runs))]
+    note += f"; once failed: {short(system['failure'])}" if system.get("failure") else ""
+    return [label, processes[0]["version"], *cells, note.removeprefix("; ")]
+
+
 # -------------------------------------------------------------------------- the checks on a GPU
 
 
-def speed(rows: list[dict[str, Any]]) -> list[Table]:
+def speed(rows: list[dict[str, Any]], title: str = "Speed on a GPU") -> list[Table]:
     """The rows of a suite as they are."""
-    table = Table("Speed on a GPU", ["what", "figure", "bar", "", "note"])
+    table = Table(title, ["what", "figure", "bar", "", "note"])
     for row in rows:
         figure = "" if row["figure"] is None else f"{row['figure']:.4g} {row['unit']}".strip()
         table.rows.append([row["what"], figure, row["bar"], row["verdict"], short(row["note"]) if row["note"] else ""])
@@ -235,6 +287,8 @@ def kind_of(result: dict[str, Any]) -> str:
     data = result.get("data", {})
     if "scenarios" in data:
         return "peers"
+    if result.get("suite") == "checkpoint":
+        return "checkpoint"
     return "host-load" if "models" in data else "speed"
 
 
@@ -274,6 +328,8 @@ def made(kind: str, results: list[dict[str, Any]]) -> list[Table]:
         return peers({"scenarios": merged})
     if kind == "host-load":
         return [table for result in results for table in host_load(result["data"])]
+    if kind == "checkpoint":
+        return [table for result in results for table in checkpoint(result)]
     return [table for result in results for table in speed(result["rows"])]
 
 

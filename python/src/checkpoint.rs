@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use thruway::checkpoint::{
     CheckpointOptions, CheckpointerOptions, Group, Hold, Json, Level, Retention, SaveId, Saved, TensorRecord, VerifyOptions,
+    World,
 };
 use thruway::cuda::CallerStream;
 use thruway::{ByteSize, Cancel, Device, Error, ErrorKind, Session, Source};
@@ -15,6 +16,7 @@ use thruway::{ByteSize, Cancel, Device, Error, ErrorKind, Session, Source};
 use crate::error::{OrRaise, exception};
 use crate::loading::{Loading, Origin, Wanted};
 use crate::memory::Bytes;
+use crate::ranks::Ranks;
 use crate::receipt::Receipt;
 use crate::save::{Spec, source};
 use crate::{process, running};
@@ -59,10 +61,13 @@ struct Order {
     trained: Vec<Name>,
     #[pyo3(item)]
     stream: Option<u64>,
+    /// The ranks that save together, and the layout for the manifest.
+    #[pyo3(item)]
+    ranks: Option<(Py<Ranks>, String)>,
 }
 
 impl Order {
-    fn options(&self, cancel: &Cancel) -> CheckpointOptions {
+    fn options(&self, cancel: &Cancel) -> thruway::Result<CheckpointOptions> {
         let mut options = CheckpointOptions::default()
             .metadata(self.metadata.clone())
             .trained(self.trained.iter().cloned())
@@ -73,10 +78,14 @@ impl Order {
         if let Some(bytes) = self.max_shard_bytes {
             options = options.max_shard_size(ByteSize(bytes));
         }
-        match self.stream {
-            Some(stream) => options.after(caller_stream(stream)),
-            None => options,
+        if let Some(stream) = self.stream {
+            options = options.after(caller_stream(stream));
         }
+        if let Some((ranks, layout)) = &self.ranks {
+            let ranks = ranks.get().inner();
+            options = options.world(World { ranks: ranks.count, layout: Json::new(layout)? }).ranks(ranks);
+        }
+        Ok(options)
     }
 }
 
@@ -157,7 +166,7 @@ impl Checkpointer {
         let _inside = process::enter(py)?;
         self.await_turn(py)?;
         let (inner, session, cancel) = (Arc::clone(self.inner(py)?), self.session.clone(), Cancel::default());
-        let options = order.options(&cancel);
+        let options = order.options(&cancel).or_raise(py)?;
         let work = move || {
             let groups = groups_of(&session, groups)?;
             inner.save(order.step, &groups, &Json::new(&order.structure)?, options)
@@ -171,7 +180,7 @@ impl Checkpointer {
         let _inside = process::enter(py)?;
         self.await_turn(py)?;
         let (inner, session, cancel) = (Arc::clone(self.inner(py)?), self.session.clone(), Cancel::default());
-        let options = order.options(&cancel);
+        let options = order.options(&cancel).or_raise(py)?;
         let work = move || {
             let groups = groups_of(&session, groups)?;
             let is_guarded = |group: &str, name: &str| {
@@ -357,6 +366,18 @@ impl Checkpoint {
     #[getter]
     fn structure(&self) -> &str {
         self.checkpoint.manifest().structure.text()
+    }
+
+    /// How many ranks saved together.
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.checkpoint.manifest().world.ranks
+    }
+
+    /// How the state was spread over them, as JSON.
+    #[getter]
+    fn layout(&self) -> &str {
+        self.checkpoint.manifest().world.layout.text()
     }
 
     /// The caller's text pairs.

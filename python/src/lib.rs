@@ -1,7 +1,7 @@
 //! The native half of the Python package: `thruway._thruway`.
 //!
 //! It holds no logic of its own. Each file stands for one of the library's ideas and turns Python's values into the library's
-//! and back: `process` (sessions, and threads), `model` (opening), `loading` (a load under way), `save`, `checkpoint`,
+//! and back: `process` (sessions, and threads), `model` (opening), `loading` (a load under way), `save`, `checkpoint`, `ranks`,
 //! `memory` (that Python has), `receipt`, `error`, `running` (threads, and signals), `command`. What is done with them is in the package's Python files.
 
 mod checkpoint;
@@ -11,6 +11,7 @@ mod loading;
 mod memory;
 mod model;
 mod process;
+mod ranks;
 mod receipt;
 mod running;
 mod save;
@@ -29,6 +30,8 @@ mod _thruway {
     use super::model::{Model, parse_header};
     #[pymodule_export]
     use super::process::{close, device_count};
+    #[pymodule_export]
+    use super::ranks::Ranks;
     #[pymodule_export]
     use super::receipt::Receipt;
     #[pymodule_export]

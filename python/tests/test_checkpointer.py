@@ -228,8 +228,9 @@ def test_a_flipped_bit_is_refused_by_name_and_the_checkpoint_before_is_taken_onl
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     run = Checkpointer(tmp_path / "run")
+    assert run.steps() == []
     with pytest.raises(thruway.NotFoundError):
-        run.steps()
+        Checkpointer(tmp_path / "drive that is not mounted" / "run").steps()
     with pytest.raises(FileNotFoundError):
         run.restore()
     run.save(3, {"a": torch.ones(2)})

@@ -224,3 +224,42 @@ def test_errors_can_be_pickled() -> None:
     assert type(again) is thruway.NotFoundError and str(again) == str(raised.value)
     assert (again.filename, again.kind, again.hint) == ("/nothing/here", "not found", raised.value.hint)
     assert again.errno == raised.value.errno
+
+
+@pytest.mark.parametrize(
+    ("shape", "nbytes", "offsets"),
+    [
+        ([2, 3], 24, [0, 24, 48]),
+        ([2, 3], 24, [256, 280, 304]),
+        ([2, 3], 24, [0, 256, 512]),
+        ([6], 24, [0, 24, 256]),
+        ([1, 6, 1], 24, [24]),
+        ([], 4, [0, 4, 8]),
+        ([0, 3], 0, [0, 0, 0]),
+    ],
+)
+def test_tensors_of_a_block_of_memory_are_those_at_their_offsets(
+    shape: list[int], nbytes: int, offsets: list[int]
+) -> None:
+    block = torch.arange(1024, dtype=torch.int16).to(torch.uint8)
+    names = [f"tensor {offset} {number}" for number, offset in enumerate(offsets)]
+    made: dict[str, torch.Tensor] = {}
+    _tensors.make(block, [("F32", shape, nbytes, names, offsets)], made)
+    assert list(made) == names
+    for name, offset in zip(names, offsets, strict=True):
+        tensor = made[name]
+        assert (tensor.dtype, list(tensor.shape)) == (torch.float32, shape)
+        assert tensor.is_contiguous()
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), block[offset : offset + nbytes])
+        assert not nbytes or tensor.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+
+
+def test_tensors_that_share_memory_may_be_changed_in_place_while_gradients_are_tracked() -> None:
+    made: dict[str, torch.Tensor] = {}
+    _tensors.make(torch.zeros(64, dtype=torch.uint8), [("F32", [4], 16, ["a", "b"], [0, 16])], made)
+    weight = torch.ones(4, requires_grad=True)
+    made["a"].add_(weight).sum().backward()
+    assert weight.grad is not None
+    assert made["b"].eq(0).all()
+    assert made["b"]._version == 0
+    made["b"].requires_grad_()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, TypedDict, final
+from typing import Any, Protocol, TypedDict, final
 
 from thruway._errors import ThruwayError
 
@@ -97,6 +97,19 @@ class _Order(TypedDict):
     max_shard_bytes: int | None
     trained: list[tuple[str, str]]
     stream: int | None
+    # The ranks that save together, and the layout for the manifest, as JSON.
+    ranks: tuple[Ranks, str] | None
+
+class _Board(Protocol):
+    def put(self, name: str, text: str) -> None: ...
+    def get(self, name: str) -> str | None: ...
+
+@final
+class Ranks:
+    def __init__(self, rank: int, count: int, save_id: str, timeout: float, board: _Board) -> None: ...
+    def put(self, name: str, text: str) -> None: ...
+    def wait(self, name: str, rank: int) -> str: ...
+    def fail(self, kind: str, message: str, rank: int | None) -> None: ...
 
 @final
 class Checkpointer:
@@ -134,6 +147,10 @@ class Checkpoint:
     def path(self) -> PathLike[str]: ...
     @property
     def structure(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def layout(self) -> str: ...
     @property
     def metadata(self) -> dict[str, str]: ...
     def groups(self) -> dict[str, list[str]]: ...

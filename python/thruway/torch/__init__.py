@@ -18,6 +18,7 @@ from thruway._select import Names, Shard, expert_names
 from thruway.torch._into import load_into
 from thruway.torch._load import load_file
 from thruway.torch._module import StateError, load_model, save_model
+from thruway.torch._ranks import Ranks
 from thruway.torch._save import SharedMemoryError, save_file
 from thruway.torch._state import load, save
 from thruway.torch._stream import stream
@@ -26,6 +27,7 @@ from thruway.torch.checkpointer import Checkpointer
 __all__ = [
     "Checkpointer",
     "Names",
+    "Ranks",
     "Shard",
     "SharedMemoryError",
     "StateError",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -21,7 +23,9 @@ from thruway._errors import (
     UnsupportedError,
 )
 from thruway._open import Bytes, Load
-from thruway.torch import _tensors
+from thruway.torch import _opened, _tensors
+from thruway.torch._opened import Part
+from thruway.torch._ranks import OUTCOME, Party
 
 _T = TypeVar("_T")
 
@@ -29,47 +33,92 @@ _T = TypeVar("_T")
 _DAMAGE = (NotFoundError, MalformedError, ChangedError, MismatchError, StorageError, UnsupportedError)
 
 
-class Opened(NamedTuple):
-    """A checkpoint, to be opened for whichever memory its tensors go to."""
-
-    native: _thruway.Checkpointer
-    step: int
-    structure: str
+# Given the checkpoint of a step, what is wanted of it.
+Take = Callable[[_opened.Checkpoint], _T]
 
 
 def newest(
-    native: _thruway.Checkpointer, step: int | None, fallback: bool, take: Callable[[Opened], _T]
+    native: _thruway.Checkpointer, party: Party | None, step: int | None, fallback: bool, take: Take[_T]
 ) -> tuple[int, _T]:
-    """The step, or the newest, and what is taken of it; with `fallback` the newest that is whole."""
-    steps = [one for one in native.steps() if step is None or one <= step]
-    if step is not None and step not in steps:
-        raise NotFoundError(f"there is no checkpoint of step {step}", hint="`steps()` tells which there are")
-    if not steps:
-        raise NotFoundError("there is no checkpoint here")
+    """The step, or the newest, and what is taken of it; with `fallback` the newest that is whole, on all ranks."""
+    if party is not None:
+        return _agreed(native, party, step, fallback, take)
+    steps = _steps(native, step)
     while True:
         step = steps.pop()
         try:
-            return step, take(Opened(native, step, native.open(step, "host").structure))
+            return step, take(_opened.checkpoint(native, step, None))
         except _DAMAGE as error:
             if not fallback or not steps or isinstance(error, NoSpaceError):
                 raise
             warnings.warn(f"step {step} is damaged, taking step {steps[-1]}: {error}", RuntimeWarning, stacklevel=4)
 
 
-def state(opened: Opened, device: Any, only: Collection[str] | None, encoder: _nest.Encoding) -> Any:
+def _steps(native: _thruway.Checkpointer, step: int | None) -> list[int]:
+    """The steps up to this one, which must be there, oldest first."""
+    steps = [one for one in native.steps() if step is None or one <= step]
+    if step is not None and step not in steps:
+        raise NotFoundError(f"there is no checkpoint of step {step}", hint="`steps()` tells which there are")
+    if not steps:
+        raise NotFoundError("there is no checkpoint here")
+    return steps
+
+
+def _agreed(
+    native: _thruway.Checkpointer, party: Party, step: int | None, fallback: bool, take: Take[_T]
+) -> tuple[int, _T]:
+    """The same on all ranks: the first says which step, and it is the one if all could take it."""
+    with party.turn() as ranks:
+        steps = _steps(native, step) if party.rank == 0 else []
+        for turn in itertools.count():
+            if party.rank == 0:
+                ranks.put(
+                    f"step-{turn}", json.dumps({"asked": [step, fallback], "step": steps.pop(), "left": len(steps)})
+                )
+            told = json.loads(ranks.wait(f"step-{turn}", 0))
+            if told["asked"] != [step, fallback]:
+                theirs = f"rank 0 restores step {told['asked'][0]} with fallback={told['asked'][1]}"
+                raise InvalidInputError(f"{theirs}, and rank {party.rank} step {step} with fallback={fallback}")
+            damage, taken = "", None
+            try:
+                taken = take(_opened.checkpoint(native, told["step"], party))
+            except _DAMAGE as error:
+                if not fallback or not told["left"] or isinstance(error, NoSpaceError):
+                    raise
+                damage = f"rank {party.rank}: {error}"
+            ranks.put(f"took-{turn}-{party.rank}", damage)
+            if party.rank == 0:
+                all_damage = [ranks.wait(f"took-{turn}-{rank}", rank) for rank in range(party.count)]
+                found = next(filter(None, all_damage), "")
+                ranks.put(f"all-{turn}", found)
+                if not found:
+                    ranks.put(OUTCOME, "restored")
+            damage = ranks.wait(f"all-{turn}", 0)
+            if not damage:
+                return told["step"], cast(_T, taken)
+            message = f"step {told['step']} is damaged, taking the one before: {damage}"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
+    raise AssertionError
+
+
+def state(checkpoint: _opened.Checkpoint, device: Any, only: Collection[str] | None, encoder: _nest.Encoding) -> Any:
     """The state, or some keys of it."""
-    wanted = _nest.wanted(opened.structure, only=only)
-    on_gpu = any((was or "cpu") != "cpu" for names in wanted.values() for was in names.values())
-    homes: dict[str, dict[str, Any]] = {}
-    for group, names in wanted.items():
-        for name, was in names.items():
-            stays = device is None or (on_gpu and (was or "cpu") == "cpu")
-            homes.setdefault(group, {})[name] = (was or "cpu") if stays else device
-    return _nest.decode(opened.structure, load(opened, homes), encoder, only=only)
+    parts = checkpoint.parts(only)
+    wanted = [_nest.wanted(part.structure, only=keys) for part, keys in parts]
+    on_gpu = any((was or "cpu") != "cpu" for one in wanted for names in one.values() for was in names.values())
+    states = []
+    for (part, keys), one in zip(parts, wanted, strict=True):
+        homes: dict[str, dict[str, Any]] = {}
+        for group, names in one.items():
+            for name, was in names.items():
+                stays = device is None or (on_gpu and (was or "cpu") == "cpu")
+                homes.setdefault(group, {})[name] = part.home(was) if stays else device
+        states.append(_nest.decode(part.structure, load(part, homes), encoder, only=keys))
+    return checkpoint.joined(states)
 
 
 def load(
-    opened: Opened, homes: Mapping[str, Mapping[str, Any]], into: Mapping[tuple[str, str], Bytes] | None = None
+    opened: Part, homes: Mapping[str, Mapping[str, Any]], into: Mapping[tuple[str, str], Bytes] | None = None
 ) -> dict[str, dict[str, Any]]:
     """The tensors of each group by name, each where it is to be: a device."""
     into, loaded = into or {}, dict[str, dict[str, Any]]()
@@ -86,22 +135,23 @@ def load(
     return loaded
 
 
-def _begin(opened: Opened, group: str, memory: str, names: list[str], into: Sequence[tuple[str, Bytes]]) -> Load:
+def _begin(opened: Part, group: str, memory: str, names: list[str], into: Sequence[tuple[str, Bytes]]) -> Load:
     checkpoint = opened.native.open(opened.step, memory)
 
     def begin(*, slices: Any, progress: Any, **options: Any) -> _thruway.Loading:
-        return checkpoint.load(group, **options)
+        return checkpoint.load(opened.group(group), **options)
 
     model = cast(_thruway.Model, SimpleNamespace(load=begin))
     return Load(_tensors, model, memory, names, [], into=into)
 
 
-def into(opened: Opened, objects: Mapping[str, Any], encoder: _nest.Encoding) -> dict[str, Any]:
+def into(checkpoint: _opened.Checkpoint, objects: Mapping[str, Any], encoder: _nest.Encoding) -> dict[str, Any]:
     """Restores the objects in place, key by key, so that no more than one is in memory twice."""
     values: dict[str, Any] = {}
     for key, value in objects.items():
+        ((opened, _),) = checkpoint.parts([key])
         wanted = _nest.wanted(opened.structure, only=[key])
-        homes = {group: {name: was or "cpu" for name, was in names.items()} for group, names in wanted.items()}
+        homes = {group: {name: opened.home(was) for name, was in names.items()} for group, names in wanted.items()}
         given: dict[tuple[str, str], Bytes] = {}
         if isinstance(value, torch.nn.Module):
             given = _own_memory(opened, value, key, homes)
@@ -124,13 +174,13 @@ def _device_of(value: Any) -> str:
 
 
 def _own_memory(
-    opened: Opened, module: torch.nn.Module, key: str, homes: dict[str, dict[str, Any]]
+    opened: Part, module: torch.nn.Module, key: str, homes: dict[str, dict[str, Any]]
 ) -> dict[tuple[str, str], Bytes]:
     """The memory of a module's tensors that takes the bytes of stored ones as they are.
 
     All go to the device of theirs.
     """
-    entries = opened.native.open(opened.step, "host").entries(key) if key in homes else []
+    entries = opened.native.open(opened.step, "host").entries(opened.group(key)) if key in homes else []
     stored = {name: (code, shape) for name, code, shape in entries}
     given: dict[tuple[str, str], Bytes] = {}
     own = module.state_dict(keep_vars=True)

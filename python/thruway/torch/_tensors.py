@@ -177,7 +177,8 @@ def _reserve(nbytes: int, memory: str) -> None:
 def make(block: torch.Tensor, runs: list[Run], tensors: dict[str, Any]) -> None:
     """The tensors that lie in a block of memory, which they share.
 
-    One call of torch for each: a model of many small ones would take longer to make than to load.
+    Of many that follow one another without gaps by one call of torch, of others by one for each: a model of many small
+    ones would take longer to make than to load.
     """
     for code, shape, nbytes, names, offsets in runs:
         if nbytes == 0:
@@ -186,8 +187,15 @@ def make(block: torch.Tensor, runs: list[Run], tensors: dict[str, Any]) -> None:
         dtype, lengths = dtype_of(names[0], code), shape_of(code, shape)
         whole = block[: block.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         strides = [math.prod(lengths[dimension + 1 :]) for dimension in range(len(lengths))]
+        starts = [offset // dtype.itemsize for offset in offsets]
+        no_gaps = offsets == [*range(offsets[0], offsets[0] + len(names) * nbytes, nbytes)]
         try:
-            for name, offset in zip(names, offsets, strict=True):
-                tensors[name] = whole.as_strided(lengths, strides, offset // dtype.itemsize)
+            if lengths and no_gaps:
+                rows = whole.as_strided([len(names) * lengths[0], *lengths[1:]], strides, starts[0])
+                # Not `split`: its tensors could not be changed in place where gradients are tracked.
+                made: Sequence[torch.Tensor] = torch.unsafe_split(rows, lengths[0])
+            else:
+                made = [whole.as_strided(lengths, strides, start) for start in starts]
         except (RuntimeError, TypeError, ValueError, OverflowError):
             raise _no_such_shape(names[0], shape) from None
+        tensors.update(zip(names, made, strict=True))

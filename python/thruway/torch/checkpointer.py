@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import torch
 
 from thruway import _nest, _save, _thruway
-from thruway._errors import InvalidInputError, ThruwayError
+from thruway._errors import InvalidInputError, NotFoundError, ThruwayError
 from thruway._thruway import Receipt
-from thruway.torch import _restore, _tensors
+from thruway.torch import _ranks, _restore, _tensors
 from thruway.torch import _save as _sources
 
 
@@ -73,6 +73,14 @@ class Checkpointer:
         lag: how many seconds a save waits for the one before it, if that is still under way, before it is refused.
         device: where the tensors are that are saved, "cpu" or a GPU; those on the CPU may always be among them. By
             default the current GPU, if torch has one.
+        ranks: who saves together: "all" for the ranks of torch's default process group, another process group, or
+            `Ranks` without one. Every rank makes a `Checkpointer` with the same settings, and calls `save`,
+            `save_async` and `restore` as often and in the same order as the others; each saves a state of its own, and
+            restores that. By default a process saves alone.
+        shared: with `ranks`, the keys of the state whose values are the same on all. The first rank saves them, or of a
+            dict of keys to ranks the one named, and all restore them.
+        timeout: with `ranks`, how many seconds the first waits for another before all have failed; the others wait
+            twice as long for it. The time that the slowest rank writes longer than the others counts.
         encoder: has two functions, `encode` and `decode`, or is a pair of them, for values of types that have no place
             in a state.
     """
@@ -86,6 +94,9 @@ class Checkpointer:
         pool_bytes: int | None = None,
         lag: float = 1800.0,
         device: str | int | torch.device | None = None,
+        ranks: _ranks.Together = None,
+        shared: Collection[str] | Mapping[str, int] = (),
+        timeout: float = 600.0,
         encoder: _nest.Encoding = None,
     ) -> None:
         for name, value in (("keep", keep), ("keep_every", keep_every), ("pool_bytes", pool_bytes)):
@@ -93,17 +104,25 @@ class Checkpointer:
                 raise InvalidInputError(f"{name} is a whole number above 0, not {value!r}")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if not 0 < timeout < 1e9:
+            raise InvalidInputError(f"the timeout is no number of seconds: {timeout!r}")
+        together = _ranks.of(ranks)
+        if shared and together is None:
+            raise InvalidInputError("a process that saves alone shares nothing: give `ranks` too")
+        self._directory = Path(directory).absolute()
         self._memory, _ = _tensors.place(device)
         self._encoder = encoder
         self._saving: Saving | None = None
         self._native = _thruway.Checkpointer(
-            Path(directory).absolute(),
+            self._directory,
             device=self._memory,
             keep=keep,
             keep_every=keep_every,
             pool_bytes=pool_bytes,
             lag_seconds=float(lag),
         )
+        # Last: whoever waits for this rank need not wait for what failed.
+        self._party = None if together is None else _ranks.Party(together, shared, float(timeout))
         _OPEN.add(self)
 
     def __enter__(self) -> Checkpointer:
@@ -143,11 +162,14 @@ class Checkpointer:
             AlreadyExistsError: the step is there, or another process saves into the directory.
             NoSpaceError: there is too little room. What was there is as it was, as after every failure.
             LimitReachedError: an earlier save is still under way after the longest lag.
-            ThruwayError: also the failure of an earlier save that nobody has heard of.
+            ThruwayError: also the failure of an earlier save that nobody has heard of. With `ranks` the failure of any
+                rank is everybody's, and `context["rank"]` says whose it was; a LimitReachedError if it said nothing.
         """
-        groups, order = self._taken_apart(step, state, metadata, replace, max_shard_bytes, _parameters(optimizer))
-        self.wait()
-        return _told(self._native.save(groups, order))
+        with self._turn() as ranks:
+            trained = _parameters(optimizer)
+            groups, order = self._taken_apart(step, state, metadata, replace, max_shard_bytes, trained, ranks)
+            self.wait()
+            return _told(self._native.save(groups, order))
 
     def save_async(
         self,
@@ -173,20 +195,21 @@ class Checkpointer:
         The other arguments and what is raised are those of `save`. What fails later is raised by what this returns, or
         by the next save, if nobody asks that.
         """
-        optimizers = _listed(guard)
-        parameters = _parameters(optimizers)
-        groups, order = self._taken_apart(step, state, metadata, replace, max_shard_bytes, parameters)
-        self.wait()
-        guarded = None
-        if optimizers and self._memory != "host":
-            kept = parameters | {_place_of(one) for optimizer in optimizers for one in _tensors_in(optimizer.state)}
-            guarded = {
-                (group, spec[0])
-                for group, tensors, _ in groups
-                for spec, (_, _, _, tensor) in tensors
-                if isinstance(tensor, torch.Tensor) and _place_of(tensor) in kept
-            }
-        native = self._native.begin(groups, order, guarded)
+        with self._turn() as ranks:
+            optimizers = _listed(guard)
+            parameters = _parameters(optimizers)
+            groups, order = self._taken_apart(step, state, metadata, replace, max_shard_bytes, parameters, ranks)
+            self.wait()
+            guarded = None
+            if optimizers and self._memory != "host":
+                kept = parameters | {_place_of(one) for optimizer in optimizers for one in _tensors_in(optimizer.state)}
+                guarded = {
+                    (group, spec[0])
+                    for group, tensors, _ in groups
+                    for spec, (_, _, _, tensor) in tensors
+                    if isinstance(tensor, torch.Tensor) and _place_of(tensor) in kept
+                }
+            native = self._native.begin(groups, order, guarded)
         self._saving = Saving(native, step, self._memory)
         if guarded is not None:
             self._saving._guard(optimizers)
@@ -202,8 +225,14 @@ class Checkpointer:
                 saving.wait()
 
     def steps(self) -> list[int]:
-        """The committed steps, oldest first."""
-        return self._native.steps()
+        """The committed steps, oldest first: none, if the directory is still to be made."""
+        try:
+            return self._native.steps()
+        except NotFoundError:
+            # Where the first save could not make it either, something else is missing: a drive that is not mounted.
+            if self._directory.exists() or not self._directory.parent.is_dir():
+                raise
+            return []
 
     def restore(
         self,
@@ -239,7 +268,11 @@ class Checkpointer:
         """The step that is restored, and its state, as `restore` gives it."""
         self.wait()
         return _restore.newest(
-            self._native, step, fallback, lambda opened: _restore.state(opened, device, only, self._encoder)
+            self._native,
+            self._party,
+            step,
+            fallback,
+            lambda opened: _restore.state(opened, device, only, self._encoder),
         )
 
     def restore_into(
@@ -262,7 +295,7 @@ class Checkpointer:
         """
         self.wait()
         return _restore.newest(
-            self._native, step, fallback, lambda opened: _restore.into(opened, objects, self._encoder)
+            self._native, self._party, step, fallback, lambda opened: _restore.into(opened, objects, self._encoder)
         )
 
     def verify(self, step: int) -> list[Damage]:
@@ -276,6 +309,10 @@ class Checkpointer:
         """The text pairs that a checkpoint was saved with."""
         return self._native.open(step, "host").metadata
 
+    def _turn(self) -> contextlib.AbstractContextManager[_thruway.Ranks | None]:
+        """What is done next by all ranks, if there are several."""
+        return contextlib.nullcontext() if self._party is None else self._party.turn()
+
     def _taken_apart(
         self,
         step: int,
@@ -284,15 +321,20 @@ class Checkpointer:
         replace: bool,
         max_shard_bytes: int | None,
         trained: set[_Place],
+        ranks: _thruway.Ranks | None,
     ) -> tuple[list[_thruway._Group], _thruway._Order]:
         if type(step) is not int or not 0 <= step < 1 << 63:
             raise InvalidInputError(f"a step is a whole number from 0 on, not {step!r}")
         if max_shard_bytes is not None and not (type(max_shard_bytes) is int and 0 < max_shard_bytes < 1 << 63):
             raise InvalidInputError(f"max_shard_bytes is a number of bytes, not {max_shard_bytes!r}")
+        party, keys = self._party, list[str]()
+        if party is not None:
+            state, keys = party.own(state)
         nest = _nest.encode(state, self._encoder)
         groups: list[_thruway._Group] = []
         names: list[tuple[str, str]] = []
-        for group, tensors in nest.groups.items():
+        for key, tensors in nest.groups.items():
+            group = party.group(key) if party is not None else key
             sources = _save.checked(tensors, _source)
             pairs = [
                 ((one.name, one.dtype, one.shape), (one.device, one.address, one.nbytes, one.keep)) for one in sources
@@ -302,12 +344,13 @@ class Checkpointer:
             names += [(group, name) for name, tensor in kept if _place_of(tensor) in trained]
         order: _thruway._Order = {
             "step": step,
-            "structure": nest.structure,
+            "structure": nest.structure if party is None else _ranks.structure_of(keys, nest.structure),
             "metadata": _save._pairs(metadata),
             "replace": bool(replace),
             "max_shard_bytes": max_shard_bytes,
             "trained": names,
             "stream": _tensors.current_stream(self._memory),
+            "ranks": None if party is None or ranks is None else (ranks, party.layout),
         }
         return groups, order
 

@@ -52,6 +52,32 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// All there are.
+    const ALL: [Self; 17] = [
+        Self::NotFound,
+        Self::PermissionDenied,
+        Self::AlreadyExists,
+        Self::InvalidInput,
+        Self::Malformed,
+        Self::UnexpectedEof,
+        Self::Changed,
+        Self::Mismatch,
+        Self::PathUnavailable,
+        Self::Unsupported,
+        Self::OutOfMemory,
+        Self::NoSpace,
+        Self::LimitReached,
+        Self::Gpu,
+        Self::Io,
+        Self::Poisoned,
+        Self::Cancelled,
+    ];
+
+    /// The kind with this [name](Self::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
     /// The kind's name in words, as it stands in JSON output.
     pub const fn name(self) -> &'static str {
         match self {

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use super::checksum::{self, Checksum};
 use super::manifest::{Json, MANIFEST, Manifest, SaveId, World};
 use super::names::{DirectoryName, Listing};
+use super::open::ensure_whole;
 use super::plan::Plan;
+use super::ranks::Ranks;
 use super::retention::Retention;
 use super::stale::{Name, Previous};
 use super::tally::Tally;
@@ -58,6 +60,7 @@ pub struct CheckpointOptions {
     pub(super) world: World,
     pub(super) max_shard_bytes: Option<u64>,
     pub(super) chunk_bytes: Option<u64>,
+    pub(super) ranks: Option<Ranks>,
     replace: bool,
     pub(super) retention: Retention,
     pub(super) trained: HashSet<Name>,
@@ -79,6 +82,15 @@ impl CheckpointOptions {
     #[must_use]
     pub fn world(mut self, world: World) -> Self {
         self.world = world;
+        self
+    }
+
+    /// Saves one checkpoint together with other processes: all of them call, each with groups of its own, whose names no other uses.
+    /// The first commits what all have written; its metadata, layout of the world and retention count. The manifest's structure is a
+    /// list of theirs, by rank. Who fails before it calls tells the others by [`Ranks::fail`].
+    #[must_use]
+    pub fn ranks(mut self, ranks: Ranks) -> Self {
+        self.ranks = Some(ranks);
         self
     }
 
@@ -179,6 +191,9 @@ impl Checkpoints {
     /// reports. Then every checkpoint that was there is as it was, and what was written is removed or, after a kill,
     /// recognisable by its name. With the fact `published` the new one is in place and whole, and only a power cut might
     /// still undo it.
+    ///
+    /// With [`ranks`](CheckpointOptions::ranks) the failure of any of them is everybody's, with the fact `rank`;
+    /// [`LimitReached`](ErrorKind::LimitReached) for one that says nothing.
     pub fn save(&self, step: u64, groups: &[Group], structure: &Json, options: CheckpointOptions) -> Result<Saved> {
         self.ensure_reachable(groups)?;
         let plan = Plan::new(step, groups, structure, &options)?;
@@ -192,6 +207,21 @@ impl Checkpoints {
     /// Saves what is planned. `fill` writes the tensors' bytes into the staged files, and gives the checksums of their chunks, in the
     /// order of the caller's groups.
     pub(super) fn commit(
+        &self,
+        plan: Plan,
+        options: &CheckpointOptions,
+        fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
+    ) -> Result<Saved> {
+        let Some(ranks) = &options.ranks else { return self.commit_whole(plan, options, fill) };
+        let saved = match ranks.is_first() {
+            true => self.commit_whole(plan, options, fill),
+            false => self.write_part(plan, options, ranks, fill),
+        };
+        saved.map_err(|error| ranks.cause(error)).inspect_err(|error| ranks.fail(error))
+    }
+
+    /// Saves all, but for what other ranks write.
+    fn commit_whole(
         &self,
         plan: Plan,
         options: &CheckpointOptions,
@@ -212,9 +242,13 @@ impl Checkpoints {
             }
         };
         self.preflight(&plan)?;
-        let transfer = TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer.clone() };
         let save_id = plan.manifest.save_id;
-        let (receipt, manifest) = self.write(plan, &self.directory.join(name.to_string()), &transfer, fill)?;
+        let written = self.write(plan, &self.directory.join(name.to_string()), options, fill);
+        if written.is_err() && options.ranks.is_some() {
+            // What the others wrote. What is left of it now is cleared by the next save.
+            drop(recover::sweep(self));
+        }
+        let (receipt, manifest) = written?;
         // Committed: from here on nothing can fail it.
         warnings.extend(options.previous.compare(&manifest, &options.trained));
         if name.replacement > 0 {
@@ -231,6 +265,10 @@ impl Checkpoints {
             }
         };
         let path = self.directory_of(step).unwrap_or_else(|_| self.directory.join(name.to_string()));
+        if let Some(ranks) = &options.ranks {
+            let name = path.file_name().map_or_else(|| name.to_string(), |name| name.to_string_lossy().into_owned());
+            warnings.extend(ranks.close(name, removed.clone()).err());
+        }
         Ok(Saved { step, path, save_id, receipt, removed, warnings })
     }
 
@@ -260,16 +298,24 @@ impl Checkpoints {
         &self,
         plan: Plan,
         target: &Path,
-        transfer: &TransferOptions,
+        options: &CheckpointOptions,
         fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
     ) -> Result<(Receipt, Manifest)> {
         let begun = std::time::Instant::now();
+        let transfer = &self.transfer(options);
         let Plan { files, mut manifest, sources } = plan;
         let (mut writer, mut receipt) = Writer::begin(&self.context, target, Form::Directory, files, transfer)?;
+        if let Some(ranks) = &options.ranks {
+            ranks.open(&manifest, name_of(writer.staged()), name_of(target))?;
+        }
         let (moved, sums) = fill(&writer, manifest.chunk_bytes, transfer).map_err(|error| writer.name_tensor(error))?;
         receipt.merge(moved);
         fill_in(&mut manifest, &sources, sums);
         writer.sync()?;
+        if let Some(ranks) = &options.ranks {
+            ranks.gather(&mut manifest, &transfer.cancel)?;
+            ensure_whole(&*self.context.namespace, writer.staged(), &manifest).map_err(|error| unseen(&error))?;
+        }
         if transfer.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
         }
@@ -278,6 +324,46 @@ impl Checkpoints {
         writer.publish(&mut receipt)?;
         receipt.seconds = begun.elapsed().as_secs_f64();
         Ok((receipt, manifest))
+    }
+
+    /// Writes what is this rank's into the directory that the first rank staged, and waits until that has committed it.
+    fn write_part(
+        &self,
+        plan: Plan,
+        options: &CheckpointOptions,
+        ranks: &Ranks,
+        fill: impl FnOnce(&Writer, u64, &TransferOptions) -> Filled,
+    ) -> Result<Saved> {
+        let transfer = &self.transfer(options);
+        let Plan { files, mut manifest, sources } = plan;
+        let stage = ranks.stage(&manifest, &transfer.cancel)?;
+        let begun = std::time::Instant::now();
+        let (staged, target) = (self.directory.join(&stage.staged), self.directory.join(&stage.name));
+        let (writer, mut receipt) =
+            Writer::join(&self.context, (&staged, &target), files, transfer).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => error.with_hint("all ranks save into one directory, on a filesystem that they share"),
+                _ => error,
+            })?;
+        let (moved, sums) = fill(&writer, manifest.chunk_bytes, transfer).map_err(|error| writer.name_tensor(error))?;
+        receipt.merge(moved);
+        fill_in(&mut manifest, &sources, sums);
+        writer.sync()?;
+        self.context.namespace.sync_directory(&staged)?;
+        if transfer.cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "the save was cancelled"));
+        }
+        // From here on the files are the first rank's, which may be committing them however long this one waits.
+        writer.leave(&mut receipt);
+        ranks.hand_in(&manifest)?;
+        let outcome = ranks.outcome(&transfer.cancel)?;
+        receipt.seconds = begun.elapsed().as_secs_f64();
+        let (step, save_id) = (manifest.step, manifest.save_id);
+        let warnings = options.previous.compare(&manifest, &options.trained).into_iter().collect();
+        Ok(Saved { step, path: self.directory.join(outcome.name), save_id, receipt, removed: outcome.removed, warnings })
+    }
+
+    fn transfer(&self, options: &CheckpointOptions) -> TransferOptions {
+        TransferOptions { policy: options.policy.unwrap_or(self.policy), after: None, ..options.transfer.clone() }
     }
 
     /// Writes the tensors from where they lie, and computes the checksums of their chunks on the way: while the bytes lie in
@@ -341,6 +427,16 @@ impl Checkpoints {
         }
         Ok(())
     }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+/// What another rank says that it has written, and this one does not see.
+fn unseen(error: &Error) -> Error {
+    Error::new(error.kind(), format!("rank 0 does not see what the other ranks wrote: {}", error.message()))
+        .with_hint("save to a filesystem that all ranks share")
 }
 
 /// Puts the checksums, which stand in the caller's order, into the manifest.

@@ -20,6 +20,7 @@
 //! | one at a time | `lock` |
 //! | what a save will write | `plan` |
 //! | save: stage, write, sync, rename | `commit` |
+//! | … with many processes, each of which writes a part | `ranks` |
 //! | save beside training: what lies where in the pool (pure) | `layout` |
 //! | … copies into the pool, a save under way, and whose turn it is | `staging`, `flight`, `checkpointer` |
 //! | whether weights are trained at all | `stale` |
@@ -36,6 +37,7 @@ mod manifest;
 mod names;
 mod open;
 mod plan;
+mod ranks;
 mod recover;
 mod restore;
 mod retention;
@@ -53,6 +55,7 @@ pub use commit::{CheckpointOptions, Group, Saved};
 pub use flight::{Level, Saving};
 pub use manifest::{FileRecord, GroupRecord, Json, MANIFEST, MANIFEST_BYTES_MAX, Manifest, SaveId, TensorRecord, World};
 pub use open::Checkpoint;
+pub use ranks::{Board, Ranks};
 pub use recover::{Pruned, Recovered};
 pub use restore::{Loaded, RestoreOptions, Restored};
 pub use retention::Retention;

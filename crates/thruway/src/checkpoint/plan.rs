@@ -30,13 +30,14 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(step: u64, groups: &[Group], structure: &Json, options: &CheckpointOptions) -> Result<Self> {
-        let save_id = SaveId::random()?;
+        let ranks = options.ranks.as_ref();
+        let save_id = ranks.map_or_else(SaveId::random, |ranks| Ok(ranks.save_id))?;
         let chunk_bytes = options.chunk_bytes.unwrap_or(CHUNK_BYTES);
         let mut plan = Self { files: Vec::new(), manifest: Manifest::new(save_id, step, chunk_bytes), sources: Vec::new() };
         plan.manifest.structure = structure.clone();
         plan.manifest.metadata.clone_from(&options.metadata);
         plan.manifest.world = options.world.clone();
-        for ((number, group), stem) in groups.iter().enumerate().zip(stems(groups)?) {
+        for ((number, group), stem) in groups.iter().enumerate().zip(stems(groups, ranks.map(|ranks| ranks.rank))?) {
             plan.add(number, group, &stem, options)?;
         }
         Ok(plan)
@@ -92,8 +93,8 @@ impl Plan {
 }
 
 /// What the names of each group's files begin with: the group's own name if any filesystem takes it and nothing can be taken for
-/// something else, or else a number.
-fn stems(groups: &[Group]) -> Result<Vec<String>> {
+/// something else, or else a number; with the rank, where several save, so that no two ranks' files have one name.
+fn stems(groups: &[Group], rank: Option<u32>) -> Result<Vec<String>> {
     let mut names = HashSet::new();
     if let Some(twice) = groups.iter().find(|group| !names.insert(group.name.as_str())) {
         return Err(Error::new(ErrorKind::InvalidInput, format!("two groups are called {}", printable(&twice.name))));
@@ -106,7 +107,7 @@ fn stems(groups: &[Group]) -> Result<Vec<String>> {
     let mut taken = HashSet::new();
     let stem = |(number, group): (usize, &Group)| match is_stem(&group.name) && taken.insert(group.name.to_lowercase()) {
         true => group.name.clone(),
-        false => format!("group-{number}"),
+        false => rank.map_or_else(String::new, |rank| format!("rank-{rank:05}-")) + &format!("group-{number}"),
     };
     Ok(groups.iter().enumerate().map(stem).collect())
 }
@@ -133,11 +134,13 @@ mod tests {
             &"l".repeat(300),
         ];
         let groups: Vec<Group> = names.iter().map(|name| Group::new(*name, Vec::new())).collect();
-        let stems = stems(&groups).expect("no name stands twice");
+        let stems = stems(&groups, None).expect("no name stands twice");
         let own: Vec<&str> = stems.iter().map(String::as_str).filter(|stem| names.contains(stem)).collect();
         assert_eq!(own, ["model", "optimizer"], "{stems:?}");
         assert_eq!(stems.iter().collect::<HashSet<_>>().len(), names.len());
         assert!(stems.iter().all(|stem| is_plain_name(stem)));
-        assert!(super::stems(&[Group::new("a", Vec::new()), Group::new("a", Vec::new())]).is_err());
+        assert!(super::stems(&[Group::new("a", Vec::new()), Group::new("a", Vec::new())], None).is_err());
+        let of_a_rank = super::stems(&groups, Some(3)).expect("the same");
+        assert!(of_a_rank.contains(&"rank-00003-group-3".to_owned()) && of_a_rank.contains(&"model".to_owned()), "{of_a_rank:?}");
     }
 }

@@ -50,6 +50,10 @@ const ALLOCATOR_BATCH_BYTES: u64 = 2 << 30;
 /// How many rows of slices are planned at a time, about: each is a move that is kept until it is planned.
 const BATCH_ROWS: u64 = 1 << 17;
 
+/// The same of tensors on their way to a GPU, each with a place of its own: to plan 20,000 takes a quarter of the time in which
+/// they are copied, and nothing moves before the first are planned.
+const BATCH_TENSORS: usize = 4096;
+
 /// Memory that is wanted for tensors, and where each of them is to lie in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -514,14 +518,17 @@ fn places_of(groups: &[Group], items: usize) -> Vec<Placed> {
 fn batched(groups: Vec<Group>, items: &[Item<'_>], on_gpu: bool, has_allocator: bool) -> Vec<Vec<Group>> {
     let later = if has_allocator { ALLOCATOR_BATCH_BYTES } else { GROUP_BYTES };
     let mut batches: Vec<Vec<Group>> = Vec::new();
-    let (mut room, mut rows) = (0, 0);
+    let (mut room, mut rows, mut tensors) = (0, 0, 0);
     for group in groups {
-        if room == 0 || rows == 0 {
+        if room == 0 || rows == 0 || tensors == 0 {
             room = if batches.is_empty() { FIRST_GROUP_BYTES } else { later };
-            rows = BATCH_ROWS;
+            (rows, tensors) = (BATCH_ROWS, BATCH_TENSORS);
             batches.push(Vec::new());
         }
-        room = if on_gpu { room.saturating_sub(group.bytes) } else { room };
+        if on_gpu {
+            room = room.saturating_sub(group.bytes);
+            tensors = tensors.saturating_sub(group.places.len());
+        }
         rows = group.places.iter().fold(rows, |rows, (item, _)| rows.saturating_sub(items[*item].rows.count));
         if let Some(batch) = batches.last_mut() {
             batch.push(group);

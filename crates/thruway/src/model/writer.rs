@@ -120,15 +120,27 @@ impl Writer {
         ensure_space(&*context.namespace, target, bytes[0])?;
         let stripes = stripes::begin(&context.namespace, target, form, directories, &bytes[1..])?;
         let namespace = Arc::clone(&context.namespace);
-        let (staging, mut single) = match form {
+        let (staging, single) = match form {
             Form::File => Staging::file(Arc::clone(&namespace), target).map(|(staging, file)| (staging, Some(file)))?,
             Form::Directory => (Staging::directory(Arc::clone(&namespace), target)?, None),
         };
+        Self::create(context, target, (staging, stripes, single), files.into_iter().zip(spread).collect(), options)
+    }
+
+    /// Creates the files, each in the target or a stripe, reserves their space and writes their heads.
+    fn create(
+        context: &TransferContext,
+        target: &Path,
+        (staging, stripes, mut single): (Staging, HashMap<usize, Stripe>, Option<Arc<dyn File>>),
+        files: Vec<(FilePlan, usize)>,
+        options: &TransferOptions,
+    ) -> Result<(Self, Receipt)> {
+        let namespace = Arc::clone(&context.namespace);
         // The transfers need descriptors too.
         let may_keep = storage::open_files_left().map_or(KEPT_OPEN_MAX, |left| KEPT_OPEN_MAX.min(left / 4));
         let mut writer = Self { namespace, staging, stripes, files: Vec::new(), may_keep, places: Vec::new() };
         let mut heads: Vec<(Arc<FileRef>, Vec<u8>)> = Vec::with_capacity(files.len());
-        for (number, (FilePlan { name, bytes, head, entries, group }, to)) in files.into_iter().zip(spread).enumerate() {
+        for (number, (FilePlan { name, bytes, head, entries, group }, to)) in files.into_iter().enumerate() {
             let file = match single.take() {
                 Some(file) => writer.add(writer.staging.path().to_owned(), target.to_owned(), file, bytes)?,
                 None => writer.add_member((target, to), &name, bytes)?,
@@ -140,6 +152,19 @@ impl Writer {
         }
         let receipt = write_heads(context, heads, options).map_err(|error| writer.name_target(error))?;
         Ok((writer, receipt))
+    }
+
+    /// As [`begin`](Self::begin), in a directory that another process staged for `target` and will publish.
+    pub(crate) fn join(
+        context: &TransferContext,
+        (staged, target): (&Path, &Path),
+        files: Vec<FilePlan>,
+        options: &TransferOptions,
+    ) -> Result<(Self, Receipt)> {
+        ensure_space(&*context.namespace, target, files.iter().map(|file| file.bytes).sum())?;
+        let staging = Staging::join(Arc::clone(&context.namespace), staged, target)?;
+        let placed = files.into_iter().map(|file| (file, 0)).collect();
+        Self::create(context, target, (staging, HashMap::new(), None), placed, options)
     }
 
     /// Creates a file of a staged directory, or of the stripe with this number and the link to it.
@@ -171,6 +196,11 @@ impl Writer {
         };
         let extent = Extent::new(extent.offset + offset, region.len() as u64);
         Ok(Move { file: Arc::clone(&self.files[*file].file), extent, region, direction: Direction::Write })
+    }
+
+    /// Where all is staged.
+    pub(crate) fn staged(&self) -> &Path {
+        self.staging.path()
     }
 
     /// Where the file with this number is staged.
@@ -238,6 +268,19 @@ impl Writer {
 
     /// Publishes what is synced. The receipt's files get their final names.
     pub(crate) fn publish(self, receipt: &mut Receipt) -> Result<()> {
+        self.name_files(receipt);
+        let Self { namespace, staging, stripes, .. } = self;
+        stripes::publish(&*namespace, stripes.into_values(), || staging.publish())
+    }
+
+    /// Leaves what was written into a joined directory to the process that published it.
+    pub(crate) fn leave(self, receipt: &mut Receipt) {
+        self.name_files(receipt);
+        self.staging.leave();
+    }
+
+    /// Gives a receipt's files their final names.
+    fn name_files(&self, receipt: &mut Receipt) {
         let renamed: HashMap<&Path, &PathBuf> =
             self.files.iter().map(|staged| (staged.file.path.as_path(), &staged.target)).collect();
         for file in &mut receipt.files {
@@ -245,8 +288,6 @@ impl Writer {
                 file.file = (*target).clone();
             }
         }
-        let Self { namespace, staging, stripes, .. } = self;
-        stripes::publish(&*namespace, stripes.into_values(), || staging.publish())
     }
 
     /// Makes the files durable, several at once. After the first failure no further one is begun.

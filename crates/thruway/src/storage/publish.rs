@@ -35,6 +35,8 @@ pub struct Staging {
     /// The files made in a staged directory, for removal; empty for a single file.
     members: Vec<PathBuf>,
     is_directory: bool,
+    /// Whether another process made the directory, which publishes or removes it.
+    is_joined: bool,
     /// Whether there is something under the temporary name.
     is_there: bool,
 }
@@ -66,6 +68,22 @@ impl Staging {
         Ok(staging)
     }
 
+    /// Takes part in a directory that another process staged for `target`: makes files in it, and removes no others. That process
+    /// publishes it.
+    ///
+    /// # Errors
+    /// [`NotFound`](ErrorKind::NotFound) if it is not there, and what [`Namespace::open_directory`] gives.
+    pub fn join(namespace: Arc<dyn Namespace>, staged: &Path, target: &Path) -> Result<Self> {
+        let parent = namespace.open_directory(staged).map_err(|error| at_target(error, target))?;
+        let (target, temporary, members) = (target.to_owned(), staged.to_owned(), Vec::new());
+        Ok(Self { namespace, target, temporary, parent, members, is_directory: true, is_joined: true, is_there: true })
+    }
+
+    /// Leaves a joined directory as it is: what was made there is now another's.
+    pub fn leave(mut self) {
+        self.is_there = false;
+    }
+
     /// Opens what publishing will need. Creates nothing yet.
     fn begin(namespace: Arc<dyn Namespace>, target: &Path, is_directory: bool) -> Result<Self> {
         let temporary = temporary_name(target)?;
@@ -73,7 +91,7 @@ impl Staging {
         let parent = namespace.open_directory(directory).map_err(|error| at_target(error, target))?;
         // Without whatever slashes follow the name: with them the system would look behind a link.
         let target = target.file_name().map_or_else(|| target.to_owned(), |name| directory.join(name));
-        Ok(Self { namespace, target, temporary, parent, members: Vec::new(), is_directory, is_there: false })
+        Ok(Self { namespace, target, temporary, parent, members: Vec::new(), is_directory, is_joined: false, is_there: false })
     }
 
     /// The temporary path that is being written.
@@ -150,7 +168,7 @@ impl Staging {
             for member in &self.members {
                 self.namespace.remove(member)?;
             }
-            self.namespace.remove_directory(&self.temporary)
+            if self.is_joined { Ok(()) } else { self.namespace.remove_directory(&self.temporary) }
         } else {
             self.namespace.remove(&self.temporary)
         }

@@ -82,3 +82,23 @@ fn slices_that_cannot_be_are_refused_by_name() {
     assert_eq!(sliced(&tensor, &slice(1, 2..4)).expect("whole bytes").rows.bytes(), 2);
     assert_eq!(sliced(&tensor, &slice(1, 3..3)).expect("empty").rows.bytes(), 0);
 }
+
+#[test]
+fn what_goes_to_a_gpu_begins_with_little_and_goes_on_with_few_tensors_or_much() {
+    let tensors: Vec<ModelEntry> = (0..20_000).map(|number| entry(Dtype::U8, &[65_536], number * 65_536)).collect();
+    let items: Vec<Item<'_>> = tensors.iter().map(whole).collect();
+    // As the Python package has them: tensors share 2 MiB.
+    let of_items = |chunk: &[usize]| Group {
+        given: None,
+        bytes: 65_536 * chunk.len() as u64,
+        places: chunk.iter().map(|item| (*item, 0..65_536)).collect(),
+    };
+    let groups = || (0..items.len()).collect::<Vec<_>>().chunks(32).map(of_items).collect::<Vec<_>>();
+    let tensors_of = |batches: Vec<Vec<Group>>| -> Vec<usize> {
+        batches.iter().map(|batch| batch.iter().map(|group| group.places.len()).sum()).collect()
+    };
+    assert_eq!(tensors_of(batched(groups(), &items, true, true)), [1024, 4096, 4096, 4096, 4096, 2592]);
+    assert_eq!(tensors_of(batched(groups(), &items, false, false)), [20_000], "host memory costs nothing until it is touched");
+    let large = (0..100).map(|item| Group { given: None, bytes: 100 << 20, places: vec![(item, 0..100 << 20)] }).collect();
+    assert_eq!(tensors_of(batched(large, &items, true, true)), [1, 21, 21, 21, 21, 15]);
+}
