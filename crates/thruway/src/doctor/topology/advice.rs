@@ -211,10 +211,20 @@ fn of_gpu(machine: &Machine, reports: &[PathReport], gpu: &Gpu) -> GpuAdvice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::machine::Link;
 
     #[test]
     fn one_switch_is_told_from_several_and_an_unknown_node_from_a_known_one() {
-        let device = |path: &str, node| PciDevice { path: format!("/sys/devices/{path}"), node, ..PciDevice::default() };
+        let device = |path: &str, node| PciDevice {
+            address: String::new(),
+            path: format!("/sys/devices/{path}"),
+            node,
+            link: Link::default(),
+            link_max: Link::default(),
+            iommu: None,
+            registers: Vec::new(),
+            peer_bytes: None,
+        };
         let gpu = device("pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:00.0/0000:43:00.0", Some(0));
         let word = |other: &PciDevice| Reach::between(&gpu, other).map(Reach::word);
         assert_eq!(word(&device("pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:01.0/0000:44:00.0", Some(0))), Some("PIX"));
