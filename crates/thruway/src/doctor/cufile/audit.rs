@@ -1,6 +1,8 @@
 //! Judging a `cufile.json`: each key, and what several mean together.
 
-use super::jsonc::{Node, Value, line_of, parse};
+use std::collections::HashSet;
+
+use super::jsonc::{Node, Value, parse};
 use super::schema::{Shape, find, is_section, meant_by_label, right_place};
 use crate::base::Result;
 use crate::base::error::printable;
@@ -61,7 +63,8 @@ impl Audit {
 /// [`Malformed`](crate::ErrorKind::Malformed) for what is no JSON with comments, with the line.
 pub fn audit(text: &str) -> Result<Audit> {
     let root = parse(text)?;
-    let mut walk = Walk { text, remarks: Vec::new() };
+    let lines = text.match_indices('\n').map(|(at, _)| at).collect();
+    let mut walk = Walk { text, lines, remarks: Vec::new() };
     if matches!(root.value, Value::Object(_)) {
         walk.object(&root, "");
     } else {
@@ -104,22 +107,26 @@ fn settings(root: &Node) -> Settings {
     }
 }
 
+/// One walk through the file. Whoever wrote it, it takes time in proportion to its length.
 struct Walk<'a> {
     text: &'a str,
+    /// Where its lines end.
+    lines: Vec<usize>,
     remarks: Vec<Remark>,
 }
 
 impl Walk<'_> {
     fn remark(&mut self, node: &Node, path: &str, is_fault: bool, what: impl Into<String>, remedy: impl Into<String>) {
-        let line = line_of(self.text, node.span.start);
+        let line = self.lines.partition_point(|end| *end < node.span.start) + 1;
         self.remarks.push(Remark { line, path: printable(path), is_fault, what: what.into(), remedy: remedy.into() });
     }
 
     fn object(&mut self, object: &Node, above: &str) {
-        for (number, member) in object.members().iter().enumerate() {
+        let mut keys = HashSet::new();
+        for member in object.members() {
             let path = if above.is_empty() { member.key.clone() } else { format!("{above}.{}", member.key) };
             let node = &member.node;
-            if object.members()[..number].iter().any(|earlier| earlier.key == member.key) {
+            if !keys.insert(member.key.as_str()) {
                 self.remark(node, &path, true, "the key stands there twice", "keep one of the two");
             }
             // With a dot in it a name looks like a path, and is none.
@@ -138,13 +145,12 @@ impl Walk<'_> {
 
     /// A name with dots where one object in another is meant.
     fn dotted(&mut self, node: &Node, path: &str, name: &str) {
-        let mut placed =
-            leaves(node, path).into_iter().filter_map(|(node, path)| Some((node, right_place(&path)?, path))).peekable();
-        if placed.peek().is_none() {
+        let placed = misplaced(node, path);
+        if placed.is_empty() {
             return self.unknown(node, path);
         }
+        let name = printable(name);
         for (node, right, path) in placed {
-            let name = printable(name);
             let what =
                 format!("\"{name}\" is one name with dots in it, so libcufile leaves it out: {right} is a key inside of objects");
             let object = right.split('.').rev().fold("…".to_owned(), |inner, key| format!("{{\"{key}\": {inner}}}"));
@@ -158,14 +164,13 @@ impl Walk<'_> {
             let what = format!("libcufile prints this name and reads it nowhere: {key} is the key");
             return self.remark(node, path, false, what, format!("set {key}, and remove it"));
         }
-        let leaves = leaves(node, path);
-        let mut placed = leaves.iter().filter_map(|(node, path)| Some((*node, path, right_place(path)?))).peekable();
-        if placed.peek().is_none() {
+        let placed = misplaced(node, path);
+        if placed.is_empty() {
             return self.remark(node, path, false, "libcufile knows no such key and leaves it out", "remove it");
         }
-        for (node, path, right) in placed {
+        for (node, right, path) in placed {
             let what = format!("it does not belong here, so libcufile leaves it out: it belongs at {right}");
-            self.remark(node, path, true, what, format!("move it to {right}"));
+            self.remark(node, &path, true, what, format!("move it to {right}"));
         }
     }
 
@@ -252,13 +257,23 @@ impl Walk<'_> {
     }
 }
 
-/// The values below a node that are no objects, with their paths; the node itself if it is none.
-fn leaves<'a>(node: &'a Node, path: &str) -> Vec<(&'a Node, String)> {
-    if !matches!(node.value, Value::Object(_)) {
-        return vec![(node, path.to_owned())];
+/// The keys at and below a node that are known elsewhere: their values, the right places, and their paths, made printable.
+fn misplaced<'a>(node: &'a Node, path: &str) -> Vec<(&'a Node, &'static str, String)> {
+    fn look<'a>(node: &'a Node, path: &mut String, found: &mut Vec<(&'a Node, &'static str, String)>) {
+        if !matches!(node.value, Value::Object(_)) {
+            found.extend(right_place(path).map(|right| (node, right, printable(path))));
+        }
+        for member in node.members() {
+            let above = path.len();
+            path.push('.');
+            path.push_str(&member.key);
+            look(&member.node, path, found);
+            path.truncate(above);
+        }
     }
-    let members = node.members().iter();
-    members.flat_map(|member| leaves(&member.node, &format!("{path}.{}", member.key))).collect()
+    let mut found = Vec::new();
+    look(node, &mut path.to_owned(), &mut found);
+    found
 }
 
 fn number_wrong(number: f64, least: i64, most: i64, multiple: i64) -> Option<String> {
@@ -346,6 +361,33 @@ mod tests {
                     \"max_device_cache_size_kb\": 100, \"max_device_pinned_mem_size_kb\": 50,\n\
                     \"posix_pool_slab_size_kb\": [4], \"posix_pool_slab_count\": [1, 2]}}";
         assert_eq!(faults(text).len(), 4);
+    }
+
+    #[test]
+    fn a_hundred_thousand_keys_are_judged_in_a_moment() {
+        let keys = |value: &str| (0..90_000).map(|key| format!("\"{key:x}\":{value}")).collect::<Vec<String>>().join(",\n");
+        let long = "k".repeat(300_000);
+        let same = vec!["\"io_batchsize\":0"; 35_000].join(",");
+        for text in [
+            format!("{{{}}}", keys("0")),
+            format!("{{\"properties\":{{{same}}}}}"),
+            format!("{{\"{long}\":{{{same}}}}}"),
+            format!("{{\"{}\":{{{same}}}}}", "k.".repeat(150_000)),
+            format!("{{\"{}\":1}}", "io_batchsize.".repeat(70_000)),
+        ] {
+            let begun = std::time::Instant::now();
+            let judged = audit(&text).expect("JSON");
+            assert!(!judged.remarks.is_empty());
+            assert!(begun.elapsed().as_secs() < 5, "{:?} for {}…", begun.elapsed(), &text[..20]);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_or_no_utf8_is_malformed() {
+        let long = format!("{{}}{}", " ".repeat(super::super::BYTES_MAX));
+        assert!(audit(&long).expect_err("too long").message().contains("longer than 1 MiB"));
+        let error = audit(&String::from_utf8_lossy(b"{\n// caf\xe9\n}")).expect_err("Latin-1");
+        assert!(error.message().contains("UTF-8") && error.context("line") == Some("2"), "{error}");
     }
 
     proptest! {

@@ -1,11 +1,15 @@
 //! Changing a `cufile.json` without losing what people wrote in it: only the bytes of a value change, or a key is put in.
 
+use std::collections::HashSet;
+
 use super::audit::{at, audit};
 use super::jsonc::{Node, Value, parse};
 use crate::base::{Error, ErrorKind, Result};
 
 /// The file that is written where there is none.
 pub const EMPTY: &str = "{\n}\n";
+/// So many faults are named in an error.
+const NAMED_MAX: usize = 8;
 
 /// Gives the key at `path` (`properties.allow_compat_mode`) the value that is written in JSON. Comments, order and
 /// everything else stay.
@@ -80,13 +84,15 @@ pub fn apply<K: AsRef<str>, V: AsRef<str>>(old: Option<&str>, changes: &[(K, V)]
     if found.is_empty() {
         return Ok(text);
     }
-    let before = old.map_or_else(|| Ok(Vec::new()), faults)?;
+    let before: HashSet<(String, String)> = old.map_or_else(|| Ok(Vec::new()), faults)?.into_iter().collect();
     if let Some((path, what)) = found.iter().find(|fault| !before.contains(fault)) {
         return Err(Error::new(ErrorKind::InvalidInput, format!("{path} is left as it is: {what}")));
     }
     let mut paths: Vec<&str> = found.iter().map(|(path, _)| path.as_str()).collect();
     paths.dedup();
-    let message = format!("the file has faults, and would still have them: {}", paths.join(", "));
+    let others = if paths.len() > NAMED_MAX { ", …" } else { "" };
+    paths.truncate(NAMED_MAX);
+    let message = format!("the file has faults, and would still have them: {}{others}", paths.join(", "));
     Err(Error::new(ErrorKind::Malformed, message).with_hint("see `thruway config check`, and correct them first"))
 }
 

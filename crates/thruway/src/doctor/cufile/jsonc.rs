@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::BYTES_MAX;
 use crate::base::{Error, ErrorKind, Result};
 
 /// Values may be nested so deep; `cufile.json` needs four levels.
@@ -99,8 +100,16 @@ impl Reader<'_> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// What some editors put before the text is no part of JSON.
-    fn begin(&self) -> Step<()> {
+    /// Refuses what is wrong with the text as a whole. What some editors put before it is no part of JSON.
+    fn begin(&mut self) -> Step<()> {
+        if self.text.len() > BYTES_MAX {
+            return Err("it is longer than 1 MiB");
+        }
+        // What stands for bytes that are no text.
+        if let Some(at) = self.text.find('\u{fffd}') {
+            self.at = at;
+            return Err("a character cannot be read: save it as UTF-8");
+        }
         if self.text.starts_with('\u{feff}') { Err("it begins with a byte order mark: save it without one") } else { Ok(()) }
     }
 

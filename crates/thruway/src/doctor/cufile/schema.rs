@@ -53,6 +53,10 @@ const POLICIES: Shape = Shape::OneOf(&["RoundRobin", "FirstFit", "MaxMinFit", "R
 const OFF: &str = "false";
 const P2P: &str = "let this kind of storage use PCI P2PDMA";
 
+/// No path of a key is longer, or has more parts.
+const PATH_BYTES_MAX: usize = 128;
+const DEPTH_MAX: usize = 4;
+
 /// All keys.
 pub const KEYS: &[Key] = &[
     key("logging.dir", Shape::Text, "current directory", "where cufile.log is written"),
@@ -184,10 +188,14 @@ pub fn is_section(path: &str) -> bool {
 /// Where a key belongs that was found at a wrong path: the known path that ends in the longest part of it. One word
 /// alone must be the end of one path only, or nobody knows which was meant.
 pub fn right_place(path: &str) -> Option<&'static str> {
-    let parts: Vec<&str> = path.split('.').collect();
-    (0..parts.len()).find_map(|from| {
-        let end = parts[from..].join(".");
-        let ends = |key: &&Key| key.path == end || key.path.strip_suffix(&end).is_some_and(|rest| rest.ends_with('.'));
+    // However long the path, no known one is longer or deeper.
+    let from = path.floor_char_boundary(path.len().saturating_sub(PATH_BYTES_MAX));
+    let dots = path[from..].rmatch_indices('.').map(|(at, _)| from + at + 1);
+    let mut starts: Vec<usize> = dots.chain((from == 0).then_some(0)).take(DEPTH_MAX).collect();
+    starts.reverse();
+    starts.into_iter().find_map(|start| {
+        let end = &path[start..];
+        let ends = |key: &&Key| key.path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         let mut known = KEYS.iter().filter(ends);
         let first = known.next()?;
         (known.next().is_none() || first.path == end).then_some(first.path)
@@ -214,5 +222,6 @@ mod tests {
         paths.sort_unstable();
         paths.dedup();
         assert_eq!(paths.len(), KEYS.len());
+        assert!(paths.iter().all(|path| path.len() < PATH_BYTES_MAX && path.split('.').count() <= DEPTH_MAX));
     }
 }
