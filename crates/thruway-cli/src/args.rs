@@ -144,7 +144,8 @@ pub(crate) struct TopoArgs {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Nothing is left behind. Exit status: 0 the direct path is proven, 3 all works and none is proven, 1 bytes differ.
+Nothing is left behind; what a run that was killed has left there, the next one removes.
+Exit status: 0 the direct path is proven, 3 all works and none is proven, 1 bytes differ, or it failed.
 
 Examples:
   thruway verify-direct /mnt/nvme
@@ -191,9 +192,10 @@ Examples:
   thruway config write ./cufile.json --set execution.max_io_threads=8
   CUFILE_ENV_PATH_JSON=$PWD/cufile.json python train.py")]
 pub(crate) struct ConfigWriteArgs {
-    /// The file; made if it is not there.
-    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
-    pub(crate) file: PathBuf,
+    /// The file; made if it is not there [default: the one that libcufile reads: $CUFILE_ENV_PATH_JSON, else
+    /// /etc/cufile.json].
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
     /// Use the kernel's PCI P2PDMA for NVMe drives, too.
     #[arg(long)]
     pub(crate) p2pdma: bool,

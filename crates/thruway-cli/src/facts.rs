@@ -1,12 +1,14 @@
 //! The facts of this machine or of a captured one, for the commands that diagnose.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use thruway::base::settings::CUDA_LIBRARY;
 use thruway::doctor::captured_paths;
 use thruway::doctor::facts::{Capture, Facts, Live, Tree};
+use thruway::storage::Staging;
 use thruway::{Error, ErrorKind, Result};
+
+use crate::place::publish_as;
 
 /// The longest capture that is read.
 const CAPTURE_BYTES_MAX: u64 = 64 << 20;
@@ -41,9 +43,11 @@ pub(crate) fn absolute(paths: &[PathBuf]) -> Result<Vec<String>> {
     paths.iter().map(one).collect()
 }
 
-/// Writes a file that is not there yet.
+/// Writes all of a file that is not there yet, or nothing.
 pub(crate) fn write_new(file: &Path, text: &str) -> Result<()> {
-    let failed = |error| Error::from_io("cannot write the file", error).with_file(file);
-    let mut target = std::fs::File::create_new(file).map_err(failed)?;
-    target.write_all(text.as_bytes()).map_err(failed)
+    if std::fs::symlink_metadata(file).is_ok() {
+        let error = Error::new(ErrorKind::AlreadyExists, "there is something of this name already").with_file(file);
+        return Err(error.with_hint("name another file, or remove this one first"));
+    }
+    publish_as(file, text.as_bytes(), |_| Ok(()), Staging::publish_new)
 }

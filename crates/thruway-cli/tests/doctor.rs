@@ -36,7 +36,7 @@ fn a_capture_has_the_same_verdict_elsewhere_and_no_file_is_overwritten() {
     let there = run(directory.path(), ["doctor", "--from", "machine.txt", "--json"]);
     assert_eq!(there.json(), here.json());
     let again = run(directory.path(), ["doctor", ".", "--capture", "machine.txt"]).failed();
-    assert!(again.stderr.contains("cannot write the file"), "{again:?}");
+    assert!(again.stderr.contains("there is something of this name already"), "{again:?}");
     let none = run(directory.path(), ["doctor", "--from", "none"]).failed();
     assert!(none.stderr.contains("none"), "{none:?}");
     std::fs::write(directory.path().join("stranger"), "hello").expect("write");
@@ -183,4 +183,64 @@ fn settings_are_those_that_the_library_would_read() {
             assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (12, 34, 0o640), "{name}");
         }
     }
+}
+
+/// The command where no file may grow, as on a full disk.
+fn on_a_full_disk(directory: &std::path::Path, arguments: &[&str]) -> common::Run {
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -f 0; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_thruway")]);
+    shell.current_dir(directory).env("THRUWAY_CUDA_LIB", "/nonexistent/libcuda.so.1");
+    common::run_command(shell, arguments)
+}
+
+#[test]
+fn a_full_disk_takes_no_file_away_and_leaves_no_half_one() {
+    let directory = scratch();
+    for (name, text) in [("k.json", "{} // new\n"), ("k.json.old", "{} // first\n")] {
+        std::fs::write(directory.path().join(name), text).expect("write");
+    }
+    for arguments in [
+        ["config", "write", "k.json"].as_slice(),
+        &["doctor", ".", "--capture", "machine.txt"],
+        &["topo", ".", "--svg", "machine.svg"],
+    ] {
+        let full = on_a_full_disk(directory.path(), arguments);
+        assert_eq!(full.status, Some(1), "{arguments:?}: {full:?}");
+        assert!(full.stderr.contains("cannot write"), "{arguments:?}: {full:?}");
+    }
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect("still there");
+    assert_eq!((read("k.json"), read("k.json.old")), ("{} // new\n".to_owned(), "{} // first\n".to_owned()));
+    assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 2);
+}
+
+#[test]
+fn a_file_that_is_no_utf8_or_too_long_is_judged_alike_by_all() {
+    let directory = scratch();
+    let file = directory.path().join("tree/etc/cufile.json");
+    std::fs::create_dir_all(file.parent().expect("a parent")).expect("create");
+    let long = [b"{}".as_slice(), &vec![b' '; 1 << 20]].concat();
+    for (content, said) in [(b"{\n// caf\xe9\n}\n".as_slice(), "save it as UTF-8"), (&long, "longer than")] {
+        std::fs::write(&file, content).expect("write");
+        for arguments in [
+            ["config", "check", "tree/etc/cufile.json"].as_slice(),
+            &["config", "explain", "tree/etc/cufile.json"],
+            &["config", "write", "tree/etc/cufile.json"],
+            &["doctor", "--from", "tree", "/data"],
+        ] {
+            let judged = run(directory.path(), arguments);
+            assert_eq!(judged.status, Some(1), "{arguments:?}: {judged:?}");
+            assert!(format!("{}{}", judged.stdout, judged.stderr).contains(said), "{arguments:?}: {judged:?}");
+        }
+        assert_eq!(std::fs::read(&file).expect("read"), content);
+    }
+}
+
+#[test]
+fn what_is_written_without_a_name_is_what_the_library_reads() {
+    let directory = scratch();
+    let mut config = common::command(directory.path());
+    config.env("CUFILE_ENV_PATH_JSON", "mine.json");
+    common::run_command(config, ["config", "write", "--set", "properties.io_batchsize=64 // few"]).fine();
+    let written = std::fs::read_to_string(directory.path().join("mine.json")).expect("written");
+    assert!(written.contains("\"io_batchsize\": 64") && !written.contains("few"), "{written}");
 }

@@ -8,6 +8,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use common::{Run, command, run, run_command, scratch};
 
@@ -61,7 +63,7 @@ fn a_plan_in_json_has_what_is_to_be_run_and_written() {
     let steps = object["plan"]["steps"].as_array().expect("list");
     assert_eq!(steps[0]["action"]["run"][0], "dnf", "{object}");
     let [.., config, last] = steps.as_slice() else { panic!("{object}") };
-    assert_eq!((&config["action"]["write"]["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
+    assert_eq!((&config["action"]["set"]["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
     assert_eq!(last["action"]["run"], serde_json::json!(["modprobe", "nvidia-fs"]), "what has an effect at once comes last");
     plan("bare-rhel", &["--apply"]).assert_usage();
     let nothing_here = run(scratch().path(), ["setup", "--json"]);
@@ -140,10 +142,15 @@ impl System {
     }
 
     fn setup(&self, arguments: &[&str]) -> Run {
-        let mut setup = command(self.directory.path());
+        run_command(self.command(), ["setup", "--root", "root"].iter().chain(arguments))
+    }
+
+    /// The command, which finds the stubs.
+    fn command(&self) -> std::process::Command {
+        let mut command = command(self.directory.path());
         let path = std::env::var("PATH").expect("PATH");
-        setup.env("PATH", format!("{}:{path}", self.directory.path().join("bin").display()));
-        run_command(setup, ["setup", "--root", "root"].iter().chain(arguments))
+        command.env("PATH", format!("{}:{path}", self.directory.path().join("bin").display()));
+        command
     }
 
     /// Every file below the root, with its content and mode.
@@ -362,8 +369,8 @@ fn what_cannot_be_set_up_is_refused_before_anything_is_done() {
     std::os::unix::fs::symlink(outside.path().join("cufile.json"), linked.root().join("etc/cufile.json")).expect("link");
     let before = linked.files();
     let refused = failed_at_a_step(linked.setup(&["/data", "--apply", "--yes"]));
-    assert!(refused.stderr.contains("leads out of"), "{refused:?}");
-    assert_eq!(linked.files(), before);
+    assert!(refused.stderr.contains("leads out of") && refused.stderr.contains("etc/cufile.json"), "{refused:?}");
+    assert_eq!((linked.files(), linked.calls()), (before, vec![]), "found before anything is done");
     assert_eq!(std::fs::read_to_string(outside.path().join("cufile.json")).expect("read"), "{} // somebody else's\n");
     for (system, name) in [(&system, "bare-ubuntu"), (&container, "container-bare")] {
         assert_eq!(system.calls(), Vec::<String>::new(), "{name}");
@@ -443,4 +450,165 @@ fn other_places_that_set_the_driver_are_named_and_apptainer_is_a_container() {
     let inside = system.setup(&["/data", "--apply", "--yes"]).failed();
     assert!(inside.stderr.contains("this is a container"), "{inside:?}");
     assert_eq!(system.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn links_are_followed_neither_where_the_old_is_kept_nor_out_of_the_root() {
+    let outside = scratch();
+    let victim = outside.path().join("victim");
+    let system = System::new("module-missing");
+    write(&system.root().join("etc/cufile.json"), "{} // ours\n");
+    for (text, name) in [(Some("the victim's\n"), "etc/cufile.json.old"), (None, "etc/cufile.json.old.2")] {
+        let target = if text.is_some() { victim.clone() } else { outside.path().join("nothing") };
+        text.into_iter().for_each(|text| write(&target, text));
+        std::os::unix::fs::symlink(target, system.root().join(name)).expect("link");
+    }
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert_eq!(std::fs::read_to_string(&victim).expect("read"), "the victim's\n");
+    assert_eq!(std::fs::read_dir(outside.path()).expect("list").count(), 1, "nothing was made outside");
+    assert_eq!(system.read("etc/cufile.json.old.3"), "{} // ours\n");
+
+    // A directory on the way, of a file that comes last but one: the package manager is not even called.
+    let system = System::new("bare-ubuntu");
+    std::fs::create_dir_all(system.root().join("etc")).expect("create");
+    let link = system.root().join("etc/modprobe.d");
+    if link.exists() {
+        std::fs::remove_dir_all(&link).expect("remove");
+    }
+    std::os::unix::fs::symlink(outside.path(), &link).expect("link");
+    let before = system.files();
+    let refused = failed_at_a_step(system.setup(&["/data", "--apply", "--yes"]));
+    assert!(refused.stderr.contains("etc/modprobe.d") && refused.stderr.contains("a link: it leads out of"), "{refused:?}");
+    assert_eq!((system.files(), system.calls()), (before, vec![]));
+    assert_eq!(std::fs::read_dir(outside.path()).expect("list").count(), 1);
+}
+
+#[test]
+fn signals_let_a_step_come_to_its_end_and_all_is_undone() {
+    // Two that no process can take for one, while packages are installed.
+    let system = System::new("bare-ubuntu");
+    write(&system.root().join("etc/cufile.json"), "{} // ours\n");
+    let before = system.files();
+    let signals = "kill -TERM $PPID; kill -INT $PPID";
+    system.stub("apt-get", &format!("[ \"$1\" = update ] || {{ {signals}; }}"));
+    let stopped = system.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(stopped.status, Some(130), "{stopped:?}");
+    assert!(stopped.stderr.contains("stopped by a signal") && stopped.stderr.contains("what packages were installed stays"));
+    assert_eq!(system.files(), before, "{stopped:?}");
+    assert_eq!(system.calls().len(), 2, "no step was begun after it: {stopped:?}");
+
+    // While what a failed step did is undone.
+    let fails = format!("[ -e \"$ROOT/../was\" ] || {{ touch \"$ROOT/../was\"; exit 3; }}\n{signals}\n{REBUILDS}");
+    system.stub("apt-get", "");
+    system.stub("update-initramfs", &fails);
+    let undone = system.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(undone.status, Some(130), "{undone:?}");
+    assert_eq!(system.files(), before, "{undone:?}");
+    // With the last step: there is nothing to be undone any more.
+    system.stub("update-initramfs", &format!("{signals}\n{REBUILDS}"));
+    let done = system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert!(done.stderr.contains("nothing was undone"), "{done:?}");
+    assert!(system.read("boot/initrd.img").contains("RMForceStaticBar1=1;"));
+}
+
+#[test]
+fn an_interrupt_at_the_question_ends_it_at_once() {
+    let system = System::new("bare-ubuntu");
+    let before = system.files();
+    // Somebody at a terminal: util-linux' script makes one. 3 is what Ctrl-C types.
+    let mut script = std::process::Command::new("script");
+    let line = format!("'{}' setup --root root /data --apply", env!("CARGO_BIN_EXE_thruway"));
+    script
+        .args(["-qefc", &line, "typescript"])
+        .current_dir(system.directory.path())
+        .env("PATH", { format!("{}:{}", system.directory.path().join("bin").display(), std::env::var("PATH").expect("PATH")) });
+    let spawned = script.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let Ok(mut child) = spawned else {
+        assert!(std::env::var_os("THRUWAY_REQUIRE_TEST_INPUTS").is_none(), "script(1) is needed");
+        return eprintln!("skipped: there is no script(1)");
+    };
+    let shown = || std::fs::read(system.directory.path().join("typescript")).unwrap_or_default();
+    let shows = |what: &str| String::from_utf8_lossy(&shown()).contains(what);
+    until(|| shows("do it? [y/N]"));
+    let mut terminal = child.stdin.take().expect("piped");
+    std::io::Write::write_all(&mut terminal, &[3]).expect("typed");
+    until(|| child.try_wait().expect("wait").is_some());
+    assert_eq!(child.wait().expect("ended").code(), Some(130), "{}", String::from_utf8_lossy(&shown()));
+    assert!(shows("stopped by a signal"), "{}", String::from_utf8_lossy(&shown()));
+    assert_eq!((system.files(), system.calls()), (before, vec![]));
+}
+
+/// Waits until something is so.
+fn until(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never came to that");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn of_two_at_once_the_second_is_told_who_is_at_it() {
+    let system = System::new("bare-debian");
+    let go = system.directory.path().join("go");
+    assert!(std::process::Command::new("mkfifo").arg(&go).status().expect("mkfifo").success());
+    system.stub("apt-get", &format!("[ \"$1\" = update ] && cat '{}'; true", go.display()));
+    write(&system.root().join("etc/apt/sources.list.d/cuda.list"), "");
+    let mut first = system
+        .command()
+        .args(["setup", "--root", "root", "/data", "--apply", "--yes"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start");
+    let calls = system.directory.path().join("calls");
+    until(|| std::fs::read_to_string(&calls).is_ok_and(|calls| calls.contains("update")));
+    let before = system.files();
+    let second = failed_at_a_step(system.setup(&["/data", "--apply", "--yes"]));
+    assert!(second.stderr.contains("another process is setting this system up"), "{second:?}");
+    assert!(second.stderr.contains(&format!("process {}", first.id())), "{}: {second:?}", first.id());
+    assert_eq!(system.files(), before);
+    std::fs::write(&go, "").expect("go on");
+    assert_eq!(first.wait().expect("ended").code(), Some(0));
+    assert_eq!(system.calls().len(), 2, "the second began nothing");
+}
+
+#[test]
+fn what_a_package_brings_along_is_edited_and_not_written_over() {
+    let system = System::new("bare-debian");
+    write(&system.root().join("etc/apt/sources.list.d/cuda.list"), "");
+    let brought = "{\n    // of the package\n    \"properties\": {\n        \"allow_compat_mode\": true\n    },\n    \
+                   \"execution\": {\n        \"max_io_threads\": 8\n    }\n}";
+    let body = format!(
+        "{}\n[ \"$1\" = update ] || cat >\"$ROOT/etc/cufile.json\" <<'END'\n{brought}\nEND",
+        INSTALLS.replace("RELEASE", "6.1.0-28-amd64")
+    );
+    system.stub("apt-get", &body);
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    let new = system.read("etc/cufile.json");
+    assert!(
+        new.contains("// of the package")
+            && new.contains("\"max_io_threads\": 8")
+            && new.contains("\"allow_compat_mode\": false"),
+        "{new}"
+    );
+    assert_eq!(system.read("etc/cufile.json.old"), format!("{brought}\n"));
+}
+
+#[test]
+fn a_file_that_each_program_looks_for_elsewhere_is_left_to_a_person_and_the_running_root_is_no_other_system() {
+    let system = System::new("module-missing");
+    write(&system.root().join("facts"), &format!("{}@ env CUFILE_ENV_PATH_JSON\nmine.json\n", system.read("facts")));
+    let plan = system.setup(&["/data"]);
+    assert!(plan.stdout.contains("give CUFILE_ENV_PATH_JSON a whole path: mine.json"), "{plan:?}");
+    assert!(!plan.stdout.contains("config write"), "{plan:?}");
+
+    let mut setup = System::new("module-missing");
+    let mut with_env = setup.command();
+    with_env.env("CUFILE_ENV_PATH_JSON", "/tmp/of-this-system.json");
+    let plan = run_command(with_env, ["setup", "--root", "root", "/data"]);
+    assert!(plan.stderr.contains("CUFILE_ENV_PATH_JSON is left out") && plan.stdout.contains("root/etc/cufile.json"), "{plan:?}");
+    setup = System::new("no-gpu");
+    let here = |arguments: &[&str]| run(setup.root().as_path(), ["setup", "--json", "."].iter().chain(arguments));
+    assert_eq!(here(&["--root", "/"]).stdout, here(&[]).stdout);
 }

@@ -9,28 +9,34 @@ use thruway::doctor::cufile::schema::{KEYS, Shape, find, is_section};
 use thruway::doctor::cufile::{Audit, DEFAULT_PATH, audit};
 use thruway::{Error, ErrorKind, Result};
 
-use crate::args::{ConfigAction, ConfigArgs, ConfigFile, ConfigWriteArgs};
+use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
-use crate::settings_file::{beside, read, replace};
+use crate::settings_file::{beside, keep, read, replace};
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
     match &args.action {
-        ConfigAction::Check(args) => check(&named(args), output),
-        ConfigAction::Explain(args) => explain(&named(args), output),
+        ConfigAction::Check(args) => check(&named(args.file.as_ref()), output),
+        ConfigAction::Explain(args) => explain(&named(args.file.as_ref()), output),
         ConfigAction::Write(args) => write(args, output),
     }
 }
 
 /// The file that was named, or that the library would read.
-fn named(args: &ConfigFile) -> PathBuf {
+fn named(file: Option<&PathBuf>) -> PathBuf {
     let by_environment = || std::env::var_os("CUFILE_ENV_PATH_JSON").filter(|name| !name.is_empty()).map(PathBuf::from);
-    args.file.clone().or_else(by_environment).unwrap_or_else(|| PathBuf::from(DEFAULT_PATH))
+    file.cloned().or_else(by_environment).unwrap_or_else(|| PathBuf::from(DEFAULT_PATH))
 }
 
 fn existing(path: &Path) -> Result<String> {
     let absent = || Error::new(ErrorKind::NotFound, "there is no such file").with_file(path);
-    read(path)?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))
+    let content = read(path)?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))?;
+    Ok(text(&content))
+}
+
+/// The text of a file. What is no UTF-8 is told by what stands for it, as everywhere else where such a file is judged.
+fn text(content: &[u8]) -> String {
+    String::from_utf8_lossy(content).into_owned()
 }
 
 fn judged(path: &Path, text: &str) -> Result<Audit> {
@@ -86,20 +92,20 @@ fn explain(path: &Path, output: &Output) -> Result<Outcome> {
 }
 
 fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
-    let path = &args.file;
+    let path = &named(args.file.as_ref());
     let old = read(path)?;
-    let text = apply(old.as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
-    if old.as_deref() == Some(&text) {
+    let new = apply(old.as_deref().map(text).as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
+    if old.as_deref() == Some(new.as_bytes()) {
         output.line(format!("{}: nothing to change", safe_path(path)))?;
         output.object(&json!({"file": path.to_string_lossy(), "changed": false, "old": null}))?;
         return Ok(Outcome::Fine);
     }
     let kept = old.as_deref().map(|old| beside(path, old)).transpose()?.flatten();
     if let (Some(kept), Some(old)) = (&kept, &old) {
-        replace(kept, old, path)?;
+        keep(kept, old, path)?;
         output.line(format!("kept the old file as {}", safe_path(kept)))?;
     }
-    replace(path, &text, path)?;
+    replace(path, new.as_bytes())?;
     output.line(format!("wrote {}", safe_path(path)))?;
     let kept = kept.map(|kept| kept.to_string_lossy().into_owned());
     output.object(&json!({"file": path.to_string_lossy(), "changed": true, "old": kept}))?;
@@ -120,7 +126,8 @@ fn changes(args: &ConfigWriteArgs) -> Result<Vec<(String, String)>> {
         };
         let is_text = matches!(known.shape, Shape::Text | Shape::OneOf(_));
         let value = match parse(value) {
-            Ok(_) => value.to_owned(),
+            // Without what stands around it, such as a comment.
+            Ok(node) => value[node.span].to_owned(),
             // A text without its quotes, which the shell takes off.
             Err(_) if is_text && !value.contains('"') => Json::from(value).to_string(),
             Err(_) => {

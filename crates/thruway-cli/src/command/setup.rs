@@ -2,7 +2,7 @@
 
 mod carry_out;
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use serde_json::json;
@@ -18,10 +18,14 @@ use crate::escape::safe;
 use crate::facts::{absolute, captured, live};
 use crate::output::{Outcome, Output, counted};
 use crate::stop;
-use carry_out::Journal;
+use carry_out::{Journal, lock};
 
 pub(super) fn run(args: &SetupArgs, output: &Output) -> Result<Outcome> {
-    let root = args.root.as_deref().map(directory).transpose()?;
+    // That of the system that runs is none other.
+    let root = args.root.as_deref().map(directory).transpose()?.filter(|root| root != "/");
+    if root.is_some() && std::env::var_os("CUFILE_ENV_PATH_JSON").is_some_and(|name| !name.is_empty()) {
+        output.remark("note: CUFILE_ENV_PATH_JSON is left out: it names a file of this system, not of the one below --root");
+    }
     let (facts, captured_paths) = facts(args, root.as_deref())?;
     let paths = match (args.paths.is_empty(), &args.from, &root) {
         (true, Some(_), _) => captured_paths,
@@ -126,9 +130,14 @@ fn may_begin(args: &SetupArgs, plan: &Plan, has_root: bool) -> Result<()> {
     Ok(())
 }
 
-/// All steps, or every file as it was before.
+/// All steps, or every file as it was before, whatever signals come.
 fn apply(args: &SetupArgs, root: Option<&str>, plan: &Plan, output: &Output) -> Result<()> {
-    let mut journal = Journal::new(Path::new(root.unwrap_or("/")));
+    let root = Path::new(root.unwrap_or("/"));
+    let _lock = lock(root)?;
+    let mut journal = Journal::new(root);
+    let mut files = plan.steps.iter().filter_map(|step| step.action.file());
+    files.try_for_each(|file| journal.ensure_inside(Path::new(file)))?;
+    let _until_done_or_undone = stop::hold();
     for (at, step) in plan.steps.iter().enumerate() {
         let number = at + 1;
         let done = stop::check().and_then(|()| {
@@ -145,6 +154,9 @@ fn apply(args: &SetupArgs, root: Option<&str>, plan: &Plan, output: &Output) -> 
             return Err(taken_back(error, journal, number, plan.steps.len()));
         }
     }
+    if stop::check().is_err() {
+        output.remark("note: the signal came with the last step, which is done: nothing was undone");
+    }
     Ok(())
 }
 
@@ -153,8 +165,11 @@ fn agreed(number: usize, step: &Step) -> Result<bool> {
     let mut stderr = std::io::stderr();
     write!(stderr, "step {number}: {}\n     {}\ndo it? [y/N] ", safe(&step.why), safe(&step.command)).map_err(failed)?;
     stderr.flush().map_err(failed)?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).map_err(failed)?;
+    let answer = stop::or_stopped(|| {
+        let mut answer = String::new();
+        std::io::stdin().read_line(&mut answer).map(|_| answer)
+    });
+    let answer = answer?.map_err(failed)?;
     Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
 }
 

@@ -13,6 +13,7 @@ mod way;
 
 use serde::Serialize;
 
+use super::cufile::edit::apply;
 use super::diagnose;
 use super::facts::{Facts, FactsExt};
 use super::machine::Machine;
@@ -30,14 +31,83 @@ pub enum Action {
     /// Runs a command that carries files over into another, where they come into force. Once files are taken back it is run
     /// again.
     Rebuild(Vec<String>),
-    /// Gives a file this content; what it held before is kept beside it, under its name with `.old` behind, or
-    /// with `.old.2` and so on where there is one.
+    /// Gives a file this content.
     Write {
         /// The file.
         path: String,
         /// All of its new content.
         text: String,
     },
+    /// Gives a file the lines that it lacks.
+    Append {
+        /// The file.
+        path: String,
+        /// The lines.
+        lines: Vec<String>,
+    },
+    /// Gives keys of a `cufile.json` their values.
+    Set {
+        /// The file.
+        path: String,
+        /// The keys.
+        keys: Vec<Setting>,
+    },
+}
+
+/// A key of `cufile.json` that is to have a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// The key, with those above it.
+    pub key: &'static str,
+    /// Its value in JSON.
+    pub value: String,
+    /// Whether a value that stands there stays.
+    pub yields: bool,
+}
+
+impl Action {
+    /// The file that it changes. What that held before is kept beside it, under its name with `.old` behind, or with `.old.2`
+    /// and so on where there is one.
+    pub fn file(&self) -> Option<&str> {
+        match self {
+            Self::Run(_) | Self::Rebuild(_) => None,
+            Self::Write { path, .. } | Self::Append { path, .. } | Self::Set { path, .. } => Some(path),
+        }
+    }
+
+    /// What the file is to hold, of what it holds when the step is carried out: a step before it, such as the installation of a
+    /// package, may have written it.
+    ///
+    /// # Errors
+    /// What [`apply`](crate::doctor::cufile::edit::apply) gives.
+    pub fn content(&self, old: Option<&[u8]>) -> Result<Vec<u8>> {
+        Ok(match self {
+            Self::Run(_) | Self::Rebuild(_) => old.unwrap_or_default().to_vec(),
+            Self::Write { text, .. } => text.clone().into_bytes(),
+            Self::Append { lines, .. } => appended(old.unwrap_or_default(), lines),
+            // What is no UTF-8 is refused, so that nothing of it is lost.
+            Self::Set { keys, .. } => {
+                let old = old.map(String::from_utf8_lossy);
+                let due = settings::due(old.as_deref(), keys);
+                apply(old.as_deref(), &due)?.into_bytes()
+            }
+        })
+    }
+}
+
+/// The content with the lines that it lacks behind it.
+fn appended(old: &[u8], lines: &[String]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(old);
+    let has = |wanted: &String| text.lines().any(|line| line.split_whitespace().eq(wanted.split_whitespace()));
+    let mut content = old.to_vec();
+    for line in lines.iter().filter(|line| !has(line)) {
+        if content.last().is_some_and(|last| *last != b'\n') {
+            content.push(b'\n');
+        }
+        content.extend_from_slice(line.as_bytes());
+        content.push(b'\n');
+    }
+    content
 }
 
 /// One step.
@@ -169,4 +239,30 @@ fn left(report: &Report, route: Route, plan: &mut Plan) {
         plan.is_shut_by_hand = true;
     }
     plan.by_hand.extend(left);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_changed_as_it_is_when_its_step_comes() {
+        let path = "/etc/x".to_owned();
+        let action =
+            Action::Append { path: path.clone(), lines: vec!["* soft nofile 1".to_owned(), "* hard nofile 1".to_owned()] };
+        let old = b"# caf\xe9\n*  soft\tnofile 1\n@ours - nofile 7";
+        let new = action.content(Some(old)).expect("always");
+        assert_eq!(new, [old.as_slice(), b"\n* hard nofile 1\n"].concat(), "no line of the user's is lost, whatever its letters");
+        assert_eq!(action.content(Some(&new)).expect("always"), new);
+
+        let setting = |key, value: &str, yields| Setting { key, value: value.to_owned(), yields };
+        let keys = vec![setting("properties.allow_compat_mode", "false", false), setting("execution.max_io_threads", "4", true)];
+        let action = Action::Set { path, keys };
+        let brought =
+            "{ // by the package\n\"properties\": {\"allow_compat_mode\": true},\n\"execution\": {\"max_io_threads\": 8}}";
+        let new = String::from_utf8(action.content(Some(brought.as_bytes())).expect("valid")).expect("text");
+        assert_eq!(new, brought.replace("true", "false"), "what forbids is set, what is chosen stays");
+        assert!(String::from_utf8(action.content(None).expect("a new one")).expect("text").contains("\"max_io_threads\": 4"));
+        action.content(Some(b"{ // caf\xe9\n}")).expect_err("its bytes would be lost");
+    }
 }

@@ -279,32 +279,38 @@ fn modprobe_lines(facts: &dyn Facts, word: &str) -> Vec<(String, String)> {
 
 /// The limits of processes. What the file says already stays, whether it is in force yet or not.
 fn limits(context: &Context<'_>, plan: &mut Plan) -> Result<()> {
+    let due = [("limits.memlock", "memlock", "unlimited"), ("limits.files", "nofile", "1048576")];
+    let due = due.into_iter().filter(|(id, ..)| context.has(id));
+    let lines: Vec<String> =
+        due.flat_map(|(_, item, value)| ["soft", "hard"].map(|kind| format!("* {kind} {item} {value}"))).collect();
+    if lines.is_empty() {
+        return Ok(());
+    }
     let old = context.old(LIMITS)?.unwrap_or_default();
-    let has = |wanted: &str| old.lines().any(|line| line.split_whitespace().eq(wanted.split(' ')));
-    let mut text = old.clone();
-    if !text.is_empty() && !text.ends_with('\n') {
-        text.push('\n');
+    let text = String::from_utf8_lossy(&super::appended(old.as_bytes(), &lines)).into_owned();
+    if let Some(step) = context.file(LIMITS, &text, "raise the limits of processes")? {
+        plan.steps.push(Step { action: Action::Append { path: context.place(LIMITS), lines }, ..step });
     }
-    let mut is_due = false;
-    for (id, item, value) in [("limits.memlock", "memlock", "unlimited"), ("limits.files", "nofile", "1048576")] {
-        if context.has(id) {
-            is_due = true;
-            let lines = ["soft", "hard"].map(|kind| format!("* {kind} {item} {value}"));
-            text.extend(lines.iter().filter(|line| !has(line)).map(|line| format!("{line}\n")));
-        }
-    }
-    if is_due {
-        plan.steps.extend(context.file(LIMITS, &text, "raise the limits of processes")?);
-        plan.by_hand.push("sign in anew: limits are set at sign-in; services have LimitMEMLOCK and LimitNOFILE".to_owned());
-    }
+    plan.by_hand.push("sign in anew: limits are set at sign-in; services have LimitMEMLOCK and LimitNOFILE".to_owned());
     Ok(())
 }
 
 fn cufile(context: &Context<'_>, plan: &mut Plan) -> Result<()> {
     let config = &context.machine.config;
+    if !config.path.starts_with('/') {
+        // Below another root, and for a service, that is another directory than this one.
+        plan.by_hand.push(format!(
+            "give CUFILE_ENV_PATH_JSON a whole path: {} is looked for in the directory of each program, so that nobody can say \
+             which file it is; set-up writes none",
+            config.path
+        ));
+        plan.is_shut_by_hand = true;
+        return Ok(());
+    }
     let old = context.old(&config.path)?;
-    let wanted = settings::wanted(context.machine, context.route, old.as_deref());
-    let text = match apply(old.as_deref(), &wanted) {
+    let keys = settings::wanted(context.machine, context.route);
+    let due = settings::due(old.as_deref(), &keys);
+    let text = match apply(old.as_deref(), &due) {
         Ok(text) => text,
         Err(error) => {
             let line = error.context("line").map(|line| format!(", line {line}")).unwrap_or_default();
@@ -317,13 +323,13 @@ fn cufile(context: &Context<'_>, plan: &mut Plan) -> Result<()> {
     if old.as_deref() == Some(&text) {
         return Ok(());
     }
-    let sets = wanted.iter().filter(|(key, _)| *key != "properties.allow_compat_mode");
+    let sets = due.iter().filter(|(key, _)| *key != "properties.allow_compat_mode");
     let sets: Vec<String> = sets.map(|(key, value)| format!("--set {key}={value}")).collect();
     let place = context.place(&config.path);
     plan.steps.push(Step {
         why: "make what cannot go directly an error, and name the sizes for this machine; comments stay".to_owned(),
         command: format!("{}thruway config write {} {}", context.sudo(), quoted(&place), sets.join(" ")),
-        action: Action::Write { path: place, text },
+        action: Action::Set { path: place, keys },
     });
     Ok(())
 }
