@@ -134,11 +134,13 @@ impl Walk<'_> {
                 self.dotted(node, &path, &member.key);
                 continue;
             }
-            match find(&path) {
-                Some(key) if !is_section(&path) => self.value(node, &path, key.shape),
-                _ if is_section(&path) && matches!(node.value, Value::Object(_)) => self.object(node, &path),
-                _ if is_section(&path) => self.remark(node, &path, true, "this must be an object", "write it as { … }"),
-                _ => self.unknown(node, &path),
+            match (is_section(&path), &node.value) {
+                (true, Value::Object(_)) => self.object(node, &path),
+                (true, _) => self.remark(node, &path, true, "this must be an object", "write it as { … }"),
+                (false, _) => match find(&path) {
+                    Some(key) => self.value(node, &path, key.shape),
+                    None => self.unknown(node, &path),
+                },
             }
         }
     }
@@ -378,7 +380,7 @@ mod tests {
             let begun = std::time::Instant::now();
             let judged = audit(&text).expect("JSON");
             assert!(!judged.remarks.is_empty());
-            assert!(begun.elapsed().as_secs() < 5, "{:?} for {}…", begun.elapsed(), &text[..20]);
+            assert!(begun.elapsed().as_secs() < 2, "{:?} for {}…", begun.elapsed(), &text[..20]);
         }
     }
 

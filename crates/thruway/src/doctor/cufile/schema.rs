@@ -2,6 +2,9 @@
 //! Storage configuration guide, the bounds that libcufile 1.15 and 1.19 report (`cuFileGetParameterMinMaxValue`), and the names of
 //! keys in the libraries 1.15 to 1.20.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
+
 /// What a value must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
@@ -174,20 +177,43 @@ pub fn meant_by_label(path: &str) -> Option<&'static str> {
     }
 }
 
+/// The keys by the last part of their paths: a file of the longest kind names a hundred thousand.
+static BY_NAME: LazyLock<HashMap<&str, Vec<&Key>>> = LazyLock::new(|| {
+    let mut by_name = HashMap::<&str, Vec<&Key>>::new();
+    KEYS.iter().for_each(|key| by_name.entry(name(key.path)).or_default().push(key));
+    by_name
+});
+
+/// The paths of all objects with known keys below them.
+static SECTIONS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
+    let above = KEYS.iter().flat_map(|key| key.path.match_indices('.').map(|(at, _)| &key.path[..at]));
+    above.chain(["blacklist"]).collect()
+});
+
+/// The last part of a path.
+fn name(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
 /// The key at a path. `blacklist` is the older name of `denylist`.
 pub fn find(path: &str) -> Option<&'static Key> {
-    let path = path.strip_prefix("blacklist.").map_or_else(|| path.to_owned(), |rest| format!("denylist.{rest}"));
-    KEYS.iter().find(|key| key.path == path)
+    let named = BY_NAME.get(name(path))?.iter();
+    let is_it = |key: &Key| match path.strip_prefix("blacklist.") {
+        Some(rest) => key.path.strip_prefix("denylist.") == Some(rest),
+        None => key.path == path,
+    };
+    named.copied().find(|key| is_it(key))
 }
 
 /// Whether a path is that of an object with known keys below it.
 pub fn is_section(path: &str) -> bool {
-    path == "blacklist" || KEYS.iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
+    SECTIONS.contains(path)
 }
 
 /// Where a key belongs that was found at a wrong path: the known path that ends in the longest part of it. One word
 /// alone must be the end of one path only, or nobody knows which was meant.
 pub fn right_place(path: &str) -> Option<&'static str> {
+    let named = BY_NAME.get(name(path))?;
     // However long the path, no known one is longer or deeper.
     let from = path.floor_char_boundary(path.len().saturating_sub(PATH_BYTES_MAX));
     let dots = path[from..].rmatch_indices('.').map(|(at, _)| from + at + 1);
@@ -196,7 +222,7 @@ pub fn right_place(path: &str) -> Option<&'static str> {
     starts.into_iter().find_map(|start| {
         let end = &path[start..];
         let ends = |key: &&Key| key.path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        let mut known = KEYS.iter().filter(ends);
+        let mut known = named.iter().copied().filter(ends);
         let first = known.next()?;
         (known.next().is_none() || first.path == end).then_some(first.path)
     })
