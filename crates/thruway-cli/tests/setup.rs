@@ -521,7 +521,7 @@ fn an_interrupt_at_the_question_ends_it_at_once() {
     script
         .args(["-qefc", &line, "typescript"])
         .current_dir(system.directory.path())
-        .env("PATH", { format!("{}:{}", system.directory.path().join("bin").display(), std::env::var("PATH").expect("PATH")) });
+        .env("PATH", format!("{}:{}", system.directory.path().join("bin").display(), std::env::var("PATH").expect("PATH")));
     let spawned = script.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let Ok(mut child) = spawned else {
         assert!(std::env::var_os("THRUWAY_REQUIRE_TEST_INPUTS").is_none(), "script(1) is needed");
