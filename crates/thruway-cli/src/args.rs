@@ -98,16 +98,18 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 For Ubuntu, Debian, the RHEL family and SLES. Without --apply nothing is changed. With it each step is asked for; the first
-failure ends it, and every file is as it was before. Of a file that is replaced the old one stays beside it, as FILE.old.
-In a container it says what belongs on the host. Exit status: 0 the plan, or the steps carried out; 3 no direct path can be
-opened by it; 1 a step failed; after --apply, without a restart to wait for, that of the doctor.
+failure ends it, and every file is as it was before, and so is the initial RAM disk. Of a file that is replaced the old one
+stays beside it, as FILE.old, or as FILE.old.2 and so on where there is one. In a container it says what belongs on the host.
+Exit status: 0 the plan, or the steps carried out; 3 no direct path can be opened by it, or not before something is done by
+hand; 1 a step failed, or must not be begun; after --apply, without a restart to wait for, that of the doctor.
 
 Examples:
   thruway setup /mnt/nvme
   sudo thruway setup /mnt/nvme --apply
   thruway setup --from machine.txt                  what another machine lacks")]
 pub(crate) struct SetupArgs {
-    /// Directories or files on the storage in question [default: the current directory, or those of the capture].
+    /// Directories or files on the storage in question [default: the current directory, or those of the capture; / with
+    /// --root].
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Carry the steps out, each after a question.
@@ -131,7 +133,8 @@ Examples:
   thruway topo /mnt/nvme /data --svg machine.svg
   thruway topo --from machine.txt --json            of a capture that `thruway doctor --capture` wrote")]
 pub(crate) struct TopoArgs {
-    /// Directories or files on the storage in question [default: the mounts of block devices].
+    /// Directories or files on the storage in question [default: the mounts of block devices and of servers, or
+    /// the places of the capture].
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     /// Draw it as a picture, too, in this new file.
@@ -144,7 +147,8 @@ pub(crate) struct TopoArgs {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Nothing is left behind. Exit status: 0 the direct path is proven, 3 all works and none is proven, 1 bytes differ.
+Nothing is left behind; what a run that was killed has left there, the next one removes.
+Exit status: 0 the direct path is proven, 3 all works and none is proven, 1 bytes differ, or it failed.
 
 Examples:
   thruway verify-direct /mnt/nvme
@@ -171,7 +175,7 @@ pub(crate) struct ConfigArgs {
 pub(crate) enum ConfigAction {
     /// Check every key: known, in its place, of its type, in its range. Exit status 1 if something must be repaired.
     Check(ConfigFile),
-    /// Say of each key what it is set to, what it would be without, and what it does.
+    /// Say of every key what is in force, whether the file says so, what would be without it, and what it does.
     Explain(ConfigFile),
     /// Forbid the silent way through the host, keeping comments and the rest. The old file stays beside it.
     Write(ConfigWriteArgs),
@@ -179,9 +183,9 @@ pub(crate) enum ConfigAction {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ConfigFile {
-    /// The file.
-    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
-    pub(crate) file: PathBuf,
+    /// The file [default: the one that libcufile reads: $CUFILE_ENV_PATH_JSON, else /etc/cufile.json].
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -191,13 +195,15 @@ Examples:
   thruway config write ./cufile.json --set execution.max_io_threads=8
   CUFILE_ENV_PATH_JSON=$PWD/cufile.json python train.py")]
 pub(crate) struct ConfigWriteArgs {
-    /// The file; made if it is not there.
-    #[arg(value_name = "FILE", default_value = "/etc/cufile.json")]
-    pub(crate) file: PathBuf,
+    /// The file; made if it is not there [default: the one that libcufile reads: $CUFILE_ENV_PATH_JSON, else
+    /// /etc/cufile.json].
+    #[arg(value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
     /// Use the kernel's PCI P2PDMA for NVMe drives, too.
     #[arg(long)]
     pub(crate) p2pdma: bool,
-    /// Set another key, its value as JSON (`properties.io_batchsize=64`); may be given several times.
+    /// Set another key, its value as JSON or a word (`properties.io_batchsize=64`, `logging.level=DEBUG`); may be given several
+    /// times.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }

@@ -1,7 +1,6 @@
 //! The facts of this machine or of a captured one, for the commands that diagnose.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,8 +8,11 @@ use std::time::Duration;
 use thruway::base::settings::CUDA_LIBRARY;
 use thruway::doctor::captured_paths;
 use thruway::doctor::facts::{Capture, Facts, Kind, Live, Question, Tree, Unseen};
+use thruway::storage::Staging;
 use thruway::storage::probe::{self, Prober, text_of};
 use thruway::{Error, ErrorKind, Result};
+
+use crate::place::publish_as;
 
 /// The longest capture that is read.
 const CAPTURE_BYTES_MAX: usize = 64 << 20;
@@ -67,14 +69,16 @@ pub(crate) fn as_text(path: impl AsRef<Path>) -> String {
     text_of(path.as_ref().as_os_str().as_bytes())
 }
 
-/// Writes a file that is not there yet.
+/// Writes all of a file that is not there yet, or nothing.
 pub(crate) fn write_new(file: &Path, text: &str) -> Result<()> {
     let directory = absolute(&[file.to_owned()])?.concat();
     let directory = directory.rsplit_once('/').map_or("/", |(directory, _)| directory);
     if matches!(live().look(&Question::new(Kind::Place, directory)), Err(Unseen::Silent(_))) {
         return Err(Error::new(ErrorKind::Io, "cannot write the file: its directory does not answer").with_file(file));
     }
-    let failed = |error| Error::from_io("cannot write the file", error).with_file(file);
-    let mut target = std::fs::File::create_new(file).map_err(failed)?;
-    target.write_all(text.as_bytes()).map_err(failed)
+    if std::fs::symlink_metadata(file).is_ok() {
+        let error = Error::new(ErrorKind::AlreadyExists, "there is something of this name already").with_file(file);
+        return Err(error.with_hint("name another file, or remove this one first"));
+    }
+    publish_as(file, text.as_bytes(), |_| Ok(()), Staging::publish_new)
 }

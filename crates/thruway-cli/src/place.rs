@@ -63,16 +63,33 @@ pub(crate) fn session(device: Device, path: PathPolicy, profile: Option<&PathBuf
 pub(crate) fn publish(path: &Path, text: &str) -> Result<()> {
     // What a link points to is the file that is meant.
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    publish_as(&path, text.as_bytes(), |_| Ok(()), Staging::publish)
+}
+
+/// All of the bytes in a file of this name, or what was there before. `ready` sees the file before it has its name, and
+/// `publish` gives it that.
+///
+/// # Errors
+/// Whatever storage reports, and what `ready` gives.
+pub(crate) fn publish_as(
+    path: &Path,
+    bytes: &[u8],
+    ready: impl FnOnce(&Path) -> Result<()>,
+    publish: fn(Staging) -> Result<()>,
+) -> Result<()> {
     let namespace: Arc<dyn Namespace> = Arc::new(OsNamespace);
-    let (staging, file) = Staging::file(namespace, &path)?;
+    let (staging, file) = Staging::file(namespace, path)?;
     let mut done = 0;
-    while done < text.len() {
-        let at = done as u64;
-        let written = file.write_at(&text.as_bytes()[done..], at);
-        done += written.map_err(|error| Error::from_io("cannot write", error).with_file(&path))?;
+    while done < bytes.len() {
+        match file.write_at(&bytes[done..], done as u64) {
+            Ok(written) => done += written,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::from_io("cannot write", error).with_file(path)),
+        }
     }
+    ready(staging.path())?;
     file.sync()?;
-    staging.publish()
+    publish(staging)
 }
 
 /// The memory of a session, for people.

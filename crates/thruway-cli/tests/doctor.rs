@@ -36,7 +36,7 @@ fn a_capture_has_the_same_verdict_elsewhere_and_no_file_is_overwritten() {
     let there = run(directory.path(), ["doctor", "--from", "machine.txt", "--json"]);
     assert_eq!(there.json(), here.json());
     let again = run(directory.path(), ["doctor", ".", "--capture", "machine.txt"]).failed();
-    assert!(again.stderr.contains("cannot write the file"), "{again:?}");
+    assert!(again.stderr.contains("there is something of this name already"), "{again:?}");
     let none = run(directory.path(), ["doctor", "--from", "none"]).failed();
     assert!(none.stderr.contains("none"), "{none:?}");
     std::fs::write(directory.path().join("stranger"), "hello").expect("write");
@@ -127,7 +127,7 @@ fn settings_are_checked_explained_and_written_with_their_comments() {
     let check = run(directory.path(), ["config", "check", "cufile.json", "--json"]);
     assert_eq!((check.status, &check.json()["remarks"][0]["line"]), (Some(1), &4.into()), "{check:?}");
     let refused = run(directory.path(), ["config", "write", "cufile.json"]).failed();
-    assert!(refused.stderr.contains("would still have faults"), "{refused:?}");
+    assert!(refused.stderr.contains("has faults, and would still have them"), "{refused:?}");
     assert_eq!(std::fs::read_to_string(&file).expect("read"), text, "what is not understood stays as it is");
 
     std::fs::write(&file, text.replace("\"fs\": {\"block\"", "\"fs\": {}, \"block\"").replace("}}}\n}", "}}\n}")).expect("write");
@@ -144,4 +144,134 @@ fn settings_are_checked_explained_and_written_with_their_comments() {
     run(directory.path(), ["config", "write", "new.json"]).fine();
     run(directory.path(), ["config", "check", "new.json"]).fine();
     run(directory.path(), ["config", "write", "new.json", "--set", "properties.colour=1"]).failed();
+}
+
+#[test]
+fn a_capture_tells_neither_users_nor_keys() {
+    let directory = scratch();
+    let config = directory.path().join("home/alice/cufile.json");
+    std::fs::create_dir_all(config.parent().expect("a parent")).expect("create");
+    let text = "{\"properties\": {\"rdma_dc_key\": \"0xdeadbeef\", \"allow_compat_mode\": false}, // alice's\n\
+                \"fs\": {\"nfs\": {\"mount_table\": {\"host17.corp:/x\": {\"rdma_dev_addr_list\": [\"10.1.2.3\"]}}}}}\n";
+    std::fs::write(&config, text).expect("write");
+    let doctor = |arguments: &[&str]| {
+        let mut doctor = common::command(directory.path());
+        doctor.env("CUFILE_ENV_PATH_JSON", &config).env("VIRTUAL_ENV", "/home/alice/venv").env("container", "alices-box");
+        common::run_command(doctor, ["doctor", "home/alice", "--json"].iter().chain(arguments))
+    };
+    let here = doctor(&["--capture", "machine.txt"]).json();
+    let capture = std::fs::read_to_string(directory.path().join("machine.txt")).expect("written");
+    for private in ["alice", "deadbeef", "host17", "10.1.2.3"] {
+        assert!(!capture.contains(private), "{private}: {capture}");
+    }
+    let there = run(directory.path(), ["doctor", "--from", "machine.txt", "--json"]).json();
+    let verdicts = |object: &serde_json::Value| {
+        let findings = object["findings"].as_array().expect("list").iter();
+        findings.map(|finding| format!("{} {}", finding["id"], finding["verdict"])).collect::<Vec<String>>()
+    };
+    assert_eq!((verdicts(&there), &there["health"]), (verdicts(&here), &here["health"]), "the diagnosis stays what it was");
+    assert_eq!(there["paths"][0]["expected"], here["paths"][0]["expected"]);
+}
+
+#[test]
+fn settings_are_those_that_the_library_would_read() {
+    let directory = scratch();
+    std::fs::write(directory.path().join("k.json"), "[]\n").expect("write");
+    let config = |arguments: &[&str]| {
+        let mut config = common::command(directory.path());
+        config.env("CUFILE_ENV_PATH_JSON", "k.json");
+        common::run_command(config, ["config"].iter().chain(arguments))
+    };
+    let check = config(&["check"]);
+    assert_eq!(check.status, Some(1), "{check:?}");
+    assert!(check.stdout.starts_with("k.json:1: fault: the file is no object\n"), "{check:?}");
+    std::fs::write(directory.path().join("k.json"), "{\n  \"properties\": {\n    \"io_batchsize\": 64\n  }\n}\n").expect("write");
+    let explained = config(&["explain", "--json"]).fine().json();
+    let keys = explained["keys"].as_array().expect("list");
+    let of = |name: &str| keys.iter().find(|key| key["key"] == name).unwrap_or_else(|| panic!("{name}"));
+    assert_eq!(of("properties.io_batchsize")["in_force"], "64");
+    assert_eq!(
+        (&of("execution.max_io_queue_depth")["in_force"], &of("execution.max_io_queue_depth")["here"]),
+        (&"128".into(), &().into())
+    );
+    // A word is a text, and what is added looks like the rest.
+    config(&["write", "k.json", "--set", "logging.level=DEBUG"]).fine();
+    let written = std::fs::read_to_string(directory.path().join("k.json")).expect("read");
+    assert!(written.contains("  \"logging\": {\n    \"level\": \"DEBUG\"\n  }"), "{written}");
+    assert!(written.contains("    \"allow_compat_mode\": false,\n    \"io_batchsize\": 64"), "{written}");
+    let refused = config(&["write", "k.json", "--set", "properties.io_batchsize=few"]).failed();
+    assert!(refused.stderr.contains("write it as JSON"), "{refused:?}");
+    let refused = config(&["write", "k.json", "--set", "properties.io_batchsize=0"]).failed();
+    assert!(refused.stderr.contains("from 1 to 256") && !refused.stderr.contains("would still"), "{refused:?}");
+    // As the superuser: the file keeps its owner, and the old one has it too.
+    let file = directory.path().join("k.json");
+    if std::os::unix::fs::chown(&file, Some(12), Some(34)).is_ok() {
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o640)).expect("mode");
+        config(&["write", "k.json", "--set", "logging.level=INFO"]).fine();
+        for name in ["k.json", "k.json.old.2"] {
+            let found = std::fs::metadata(directory.path().join(name)).expect("there");
+            use std::os::unix::fs::MetadataExt;
+            assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (12, 34, 0o640), "{name}");
+        }
+    }
+}
+
+/// The command where no file may grow, as on a full disk.
+fn on_a_full_disk(directory: &std::path::Path, arguments: &[&str]) -> common::Run {
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -f 0; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_thruway")]);
+    shell.current_dir(directory).env("THRUWAY_CUDA_LIB", "/nonexistent/libcuda.so.1");
+    common::run_command(shell, arguments)
+}
+
+#[test]
+fn a_full_disk_takes_no_file_away_and_leaves_no_half_one() {
+    let directory = scratch();
+    for (name, text) in [("k.json", "{} // new\n"), ("k.json.old", "{} // first\n")] {
+        std::fs::write(directory.path().join(name), text).expect("write");
+    }
+    for arguments in [
+        ["config", "write", "k.json"].as_slice(),
+        &["doctor", ".", "--capture", "machine.txt"],
+        &["topo", ".", "--svg", "machine.svg"],
+    ] {
+        let full = on_a_full_disk(directory.path(), arguments);
+        assert_eq!(full.status, Some(1), "{arguments:?}: {full:?}");
+        assert!(full.stderr.contains("cannot write"), "{arguments:?}: {full:?}");
+    }
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect("still there");
+    assert_eq!((read("k.json"), read("k.json.old")), ("{} // new\n".to_owned(), "{} // first\n".to_owned()));
+    assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 2);
+}
+
+#[test]
+fn a_file_that_is_no_utf8_or_too_long_is_judged_alike_by_all() {
+    let directory = scratch();
+    let file = directory.path().join("tree/etc/cufile.json");
+    std::fs::create_dir_all(file.parent().expect("a parent")).expect("create");
+    let long = [b"{}".as_slice(), &vec![b' '; 1 << 20]].concat();
+    for (content, said) in [(b"{\n// caf\xe9\n}\n".as_slice(), "save it as UTF-8"), (&long, "longer than")] {
+        std::fs::write(&file, content).expect("write");
+        for arguments in [
+            ["config", "check", "tree/etc/cufile.json"].as_slice(),
+            &["config", "explain", "tree/etc/cufile.json"],
+            &["config", "write", "tree/etc/cufile.json"],
+            &["doctor", "--from", "tree", "/data"],
+        ] {
+            let judged = run(directory.path(), arguments);
+            assert_eq!(judged.status, Some(1), "{arguments:?}: {judged:?}");
+            assert!(format!("{}{}", judged.stdout, judged.stderr).contains(said), "{arguments:?}: {judged:?}");
+        }
+        assert_eq!(std::fs::read(&file).expect("read"), content);
+    }
+}
+
+#[test]
+fn what_is_written_without_a_name_is_what_the_library_reads() {
+    let directory = scratch();
+    let mut config = common::command(directory.path());
+    config.env("CUFILE_ENV_PATH_JSON", "mine.json");
+    common::run_command(config, ["config", "write", "--set", "properties.io_batchsize=64 // few"]).fine();
+    let written = std::fs::read_to_string(directory.path().join("mine.json")).expect("written");
+    assert!(written.contains("\"io_batchsize\": 64") && !written.contains("few"), "{written}");
 }

@@ -8,6 +8,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use common::{Run, command, run, run_command, scratch};
 
@@ -60,8 +62,9 @@ fn a_plan_in_json_has_what_is_to_be_run_and_written() {
     let object = plan("bare-rhel", &["--json"]).json();
     let steps = object["plan"]["steps"].as_array().expect("list");
     assert_eq!(steps[0]["action"]["run"][0], "dnf", "{object}");
-    let last = &steps.last().expect("steps")["action"]["write"];
-    assert_eq!((&last["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
+    let [.., config, last] = steps.as_slice() else { panic!("{object}") };
+    assert_eq!((&config["action"]["set"]["path"], &object["applied"]), (&"/etc/cufile.json".into(), &false.into()));
+    assert_eq!(last["action"]["run"], serde_json::json!(["modprobe", "nvidia-fs"]), "what has an effect at once comes last");
     plan("bare-rhel", &["--apply"]).assert_usage();
     let nothing_here = run(scratch().path(), ["setup", "--json"]);
     assert_eq!(nothing_here.status, Some(3), "no GPU: {nothing_here:?}");
@@ -99,10 +102,22 @@ impl System {
         let system = Self { directory };
         // Below a root, commands are run by way of chroot.
         system.stub("chroot", "shift\nexec \"$@\"");
-        for program in ["apt-get", "dnf", "zypper", "update-initramfs", "dracut"] {
+        for program in ["apt-get", "dnf", "zypper"] {
             system.stub(program, "");
         }
+        for program in ["update-initramfs", "dracut"] {
+            system.stub(program, REBUILDS);
+        }
+        write(&root.join("boot/initrd.img"), "");
+        system.rebuild();
         system
+    }
+
+    /// Rebuilds the RAM disk from the files as they are.
+    fn rebuild(&self) {
+        let program = self.directory.path().join("bin/update-initramfs");
+        assert!(std::process::Command::new(program).stdout(std::process::Stdio::null()).status().expect("run").success());
+        drop(self.calls());
     }
 
     fn root(&self) -> PathBuf {
@@ -127,10 +142,15 @@ impl System {
     }
 
     fn setup(&self, arguments: &[&str]) -> Run {
-        let mut setup = command(self.directory.path());
+        run_command(self.command(), ["setup", "--root", "root"].iter().chain(arguments))
+    }
+
+    /// The command, which finds the stubs.
+    fn command(&self) -> std::process::Command {
+        let mut command = command(self.directory.path());
         let path = std::env::var("PATH").expect("PATH");
-        setup.env("PATH", format!("{}:{path}", self.directory.path().join("bin").display()));
-        run_command(setup, ["setup", "--root", "root"].iter().chain(arguments))
+        command.env("PATH", format!("{}:{path}", self.directory.path().join("bin").display()));
+        command
     }
 
     /// Every file below the root, with its content and mode.
@@ -171,6 +191,10 @@ fn write(path: &Path, text: &str) {
     std::fs::write(path, text).expect("write");
 }
 
+/// A RAM disk that holds the settings of the modules.
+const REBUILDS: &str = "mkdir -p \"$ROOT/etc/modprobe.d\"\n\
+                        cat \"$ROOT\"/etc/modprobe.d/*.conf >\"$ROOT/boot/initrd.img\" 2>/dev/null || true";
+
 /// A package manager that puts the files in place by which the packages are known.
 const INSTALLS: &str = "mkdir -p \"$ROOT/usr/lib64\" \"$ROOT/lib/modules/RELEASE/updates/dkms\"\n\
                         touch \"$ROOT/usr/lib64/libcufile.so.1.16.0\" \"$ROOT/lib/modules/RELEASE/updates/dkms/nvidia-fs.ko\"\n\
@@ -210,6 +234,14 @@ fn every_distribution_is_set_up_by_its_own_tools_and_the_second_time_nothing_cha
     ] {
         let system = System::new(name);
         system.stub(manager, &INSTALLS.replace("RELEASE", release));
+        if name == "bare-rhel" {
+            let before = system.files();
+            let refused = system.setup(&["/data", "--apply", "--yes"]).failed();
+            assert!(refused.stderr.contains("enable EPEL") && refused.stdout.contains("add NVIDIA's package"), "{refused:?}");
+            assert_eq!((system.files(), system.calls()), (before, vec![]));
+            write(&system.root().join("etc/yum.repos.d/epel.repo"), "");
+            write(&system.root().join("etc/yum.repos.d/cuda-rhel9.repo"), "");
+        }
         let before = system.files();
         system.setup(&["/data"]).fine();
         assert_eq!((system.files(), system.calls()), (before, vec![]), "{name}: without --apply nothing is done");
@@ -270,14 +302,22 @@ fn a_failure_at_any_step_leaves_every_file_as_it_was() {
         write(&system.root().join("etc/cufile.json"), "{\n    // the old one\n}\n");
         write(&system.root().join("etc/cufile.json.old"), "{} // older still\n");
         write(&system.root().join("etc/modprobe.d/nvidia-p2pdma.conf"), "# begun by hand\n");
+        system.rebuild();
+        assert_eq!(system.read("boot/initrd.img"), "# begun by hand\n");
         system
     };
     // The manager fails at once, at its second call, or all is installed and the last command fails.
     for (program, body, step) in [
         ("apt-get", "exit 100", "1 of 6"),
         ("apt-get", "[ \"$1\" = update ] || exit 100", "2 of 6"),
-        ("update-initramfs", "exit 3", "5 of 6"),
+        // Once it fails after it has done half of its work, then it works again.
+        (
+            "update-initramfs",
+            "echo half >\"$ROOT/boot/initrd.img\"; [ -e \"$ROOT/../was\" ] || { touch \"$ROOT/../was\"; exit 3; }\nREBUILDS",
+            "6 of 6",
+        ),
     ] {
+        let body = &body.replace("REBUILDS", REBUILDS);
         let system = fresh();
         let before = system.files();
         system.stub(program, body);
@@ -301,6 +341,7 @@ fn a_failure_at_any_step_leaves_every_file_as_it_was() {
     std::fs::remove_dir(system.root().join("etc/cufile.json.old")).expect("remove");
     system.setup(&["/data", "--apply", "--yes"]).fine();
     assert!(system.read("etc/modprobe.d/nvidia-p2pdma.conf.old").contains("begun by hand"));
+    assert!(system.read("boot/initrd.img").contains("RMForceStaticBar1=1;"), "what was written is in the RAM disk");
 }
 
 #[test]
@@ -328,10 +369,246 @@ fn what_cannot_be_set_up_is_refused_before_anything_is_done() {
     std::os::unix::fs::symlink(outside.path().join("cufile.json"), linked.root().join("etc/cufile.json")).expect("link");
     let before = linked.files();
     let refused = failed_at_a_step(linked.setup(&["/data", "--apply", "--yes"]));
-    assert!(refused.stderr.contains("leads out of"), "{refused:?}");
-    assert_eq!(linked.files(), before);
+    assert!(refused.stderr.contains("leads out of") && refused.stderr.contains("etc/cufile.json"), "{refused:?}");
+    assert_eq!((linked.files(), linked.calls()), (before, vec![]), "found before anything is done");
     assert_eq!(std::fs::read_to_string(outside.path().join("cufile.json")).expect("read"), "{} // somebody else's\n");
     for (system, name) in [(&system, "bare-ubuntu"), (&container, "container-bare")] {
         assert_eq!(system.calls(), Vec::<String>::new(), "{name}");
     }
+}
+
+#[test]
+fn the_first_original_stays_and_a_link_is_followed() {
+    let system = System::new("module-missing");
+    let file = system.root().join("etc/cufile.json");
+    std::fs::remove_file(&file).expect("remove");
+    write(&system.root().join("etc/gds/real.json"), "{} // first\n");
+    std::os::unix::fs::symlink("gds/real.json", &file).expect("link");
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert_eq!(system.read("etc/gds/real.json.old"), "{} // first\n");
+    assert!(std::fs::symlink_metadata(&file).expect("metadata").is_symlink(), "the link is still one");
+    for text in ["{} // second\n", "{} // third\n", "{} // second\n"] {
+        write(&system.root().join("etc/gds/real.json"), text);
+        system.setup(&["/data", "--apply", "--yes"]).fine();
+    }
+    assert_eq!(system.read("etc/gds/real.json.old"), "{} // first\n");
+    assert_eq!(system.read("etc/gds/real.json.old.2"), "{} // second\n");
+    assert_eq!(system.read("etc/gds/real.json.old.3"), "{} // third\n");
+    assert!(!system.root().join("etc/gds/real.json.old.4").exists(), "the same text is kept once");
+}
+
+#[test]
+fn what_is_left_to_a_person_shows_in_the_status() {
+    // The steps are done, and the IOMMU still shuts the route.
+    let system = System::new("iommu-translates");
+    let done = system.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(done.status, Some(3), "{done:?}");
+    let last = done.stdout.lines().last().expect("a line");
+    assert!(last.contains("by hand") && last.contains("start that system"), "{last}");
+    // No route at all: as without --apply.
+    let none = System::new("no-gpu");
+    assert_eq!(none.setup(&["/data"]).status, Some(3));
+    assert_eq!(none.setup(&["/data", "--apply", "--yes"]).status, Some(3));
+    let file = run(none.root().as_path(), ["setup", "--root", "facts"]).failed();
+    assert!(file.stderr.contains("must be a directory"), "{file:?}");
+}
+
+#[test]
+fn limits_that_a_file_sets_already_stay() {
+    let system = System::new("nfs-rdma");
+    let facts = system.read("facts").replace("memlock unlimited", "memlock 65536");
+    write(&system.root().join("facts"), &facts);
+    let limits = system.root().join("etc/security/limits.d/90-thruway.conf");
+    let old = "* soft nofile 1048576\n* hard nofile 1048576\n";
+    write(&limits, old);
+    let status = system.setup(&["/data", "--apply", "--yes"]).status;
+    assert!(matches!(status, Some(0 | 3)));
+    assert_eq!(
+        std::fs::read_to_string(&limits).expect("read"),
+        format!("{old}* soft memlock unlimited\n* hard memlock unlimited\n")
+    );
+}
+
+#[test]
+fn other_places_that_set_the_driver_are_named_and_apptainer_is_a_container() {
+    let system = System::new("bare-ubuntu");
+    let setting = "NVreg_RegistryDwords=\"ForceP2P=0;\"";
+    write(&system.root().join("usr/lib/modprobe.d/vendor.conf"), &format!("options nvidia {setting}\n"));
+    write(&system.root().join("run/modprobe.d/image.conf"), &format!("options nvidia-current {setting}\n"));
+    write(&system.root().join("proc/cmdline"), &format!("quiet nvidia.{setting}\n"));
+    // One with the same name as one that comes before it does not count.
+    write(&system.root().join("lib/modprobe.d/vendor.conf"), &format!("options nvidia {setting}\n"));
+    let plan = system.setup(&["/data"]).fine();
+    for place in
+        ["out of /usr/lib/modprobe.d/vendor.conf", "out of /run/modprobe.d/image.conf", "out of the kernel's command line"]
+    {
+        assert!(plan.stdout.contains(place), "{place}: {plan:?}");
+    }
+    assert!(!plan.stdout.contains("out of /lib/modprobe.d"), "{plan:?}");
+
+    std::fs::create_dir(system.root().join(".singularity.d")).expect("create");
+    let inside = system.setup(&["/data", "--apply", "--yes"]).failed();
+    assert!(inside.stderr.contains("this is a container"), "{inside:?}");
+    assert_eq!(system.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn links_are_followed_neither_where_the_old_is_kept_nor_out_of_the_root() {
+    let outside = scratch();
+    let victim = outside.path().join("victim");
+    let system = System::new("module-missing");
+    write(&system.root().join("etc/cufile.json"), "{} // ours\n");
+    for (text, name) in [(Some("the victim's\n"), "etc/cufile.json.old"), (None, "etc/cufile.json.old.2")] {
+        let target = if text.is_some() { victim.clone() } else { outside.path().join("nothing") };
+        text.into_iter().for_each(|text| write(&target, text));
+        std::os::unix::fs::symlink(target, system.root().join(name)).expect("link");
+    }
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert_eq!(std::fs::read_to_string(&victim).expect("read"), "the victim's\n");
+    assert_eq!(std::fs::read_dir(outside.path()).expect("list").count(), 1, "nothing was made outside");
+    assert_eq!(system.read("etc/cufile.json.old.3"), "{} // ours\n");
+
+    // A directory on the way, of a file that comes last but one: the package manager is not even called.
+    let system = System::new("bare-ubuntu");
+    std::fs::create_dir_all(system.root().join("etc")).expect("create");
+    let link = system.root().join("etc/modprobe.d");
+    if link.exists() {
+        std::fs::remove_dir_all(&link).expect("remove");
+    }
+    std::os::unix::fs::symlink(outside.path(), &link).expect("link");
+    let before = system.files();
+    let refused = failed_at_a_step(system.setup(&["/data", "--apply", "--yes"]));
+    assert!(refused.stderr.contains("etc/modprobe.d") && refused.stderr.contains("a link: it leads out of"), "{refused:?}");
+    assert_eq!((system.files(), system.calls()), (before, vec![]));
+    assert_eq!(std::fs::read_dir(outside.path()).expect("list").count(), 1);
+}
+
+#[test]
+fn signals_let_a_step_come_to_its_end_and_all_is_undone() {
+    // Two that no process can take for one, while packages are installed.
+    let system = System::new("bare-ubuntu");
+    write(&system.root().join("etc/cufile.json"), "{} // ours\n");
+    let before = system.files();
+    let signals = "kill -TERM $PPID; kill -INT $PPID";
+    system.stub("apt-get", &format!("[ \"$1\" = update ] || {{ {signals}; }}"));
+    let stopped = system.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(stopped.status, Some(130), "{stopped:?}");
+    assert!(stopped.stderr.contains("stopped by a signal") && stopped.stderr.contains("what packages were installed stays"));
+    assert_eq!(system.files(), before, "{stopped:?}");
+    assert_eq!(system.calls().len(), 2, "no step was begun after it: {stopped:?}");
+
+    // While what a failed step did is undone.
+    let fails = format!("[ -e \"$ROOT/../was\" ] || {{ touch \"$ROOT/../was\"; exit 3; }}\n{signals}\n{REBUILDS}");
+    system.stub("apt-get", "");
+    system.stub("update-initramfs", &fails);
+    let undone = system.setup(&["/data", "--apply", "--yes"]);
+    assert_eq!(undone.status, Some(130), "{undone:?}");
+    assert_eq!(system.files(), before, "{undone:?}");
+    // With the last step: there is nothing to be undone any more.
+    system.stub("update-initramfs", &format!("{signals}\n{REBUILDS}"));
+    let done = system.setup(&["/data", "--apply", "--yes"]).fine();
+    assert!(done.stderr.contains("nothing was undone"), "{done:?}");
+    assert!(system.read("boot/initrd.img").contains("RMForceStaticBar1=1;"));
+}
+
+#[test]
+fn an_interrupt_at_the_question_ends_it_at_once() {
+    let system = System::new("bare-ubuntu");
+    let before = system.files();
+    // Somebody at a terminal: util-linux' script makes one. 3 is what Ctrl-C types.
+    let mut script = std::process::Command::new("script");
+    let line = format!("'{}' setup --root root /data --apply", env!("CARGO_BIN_EXE_thruway"));
+    script
+        .args(["-qefc", &line, "typescript"])
+        .current_dir(system.directory.path())
+        .env("PATH", format!("{}:{}", system.directory.path().join("bin").display(), std::env::var("PATH").expect("PATH")));
+    let spawned = script.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let Ok(mut child) = spawned else {
+        assert!(std::env::var_os("THRUWAY_REQUIRE_TEST_INPUTS").is_none(), "script(1) is needed");
+        return eprintln!("skipped: there is no script(1)");
+    };
+    let shown = || std::fs::read(system.directory.path().join("typescript")).unwrap_or_default();
+    let shows = |what: &str| String::from_utf8_lossy(&shown()).contains(what);
+    until(|| shows("do it? [y/N]"));
+    let mut terminal = child.stdin.take().expect("piped");
+    std::io::Write::write_all(&mut terminal, &[3]).expect("typed");
+    until(|| child.try_wait().expect("wait").is_some());
+    assert_eq!(child.wait().expect("ended").code(), Some(130), "{}", String::from_utf8_lossy(&shown()));
+    assert!(shows("stopped by a signal"), "{}", String::from_utf8_lossy(&shown()));
+    assert_eq!((system.files(), system.calls()), (before, vec![]));
+}
+
+/// Waits until something is so.
+fn until(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never came to that");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn of_two_at_once_the_second_is_told_who_is_at_it() {
+    let system = System::new("bare-debian");
+    let go = system.directory.path().join("go");
+    assert!(std::process::Command::new("mkfifo").arg(&go).status().expect("mkfifo").success());
+    system.stub("apt-get", &format!("[ \"$1\" = update ] && cat '{}'; true", go.display()));
+    write(&system.root().join("etc/apt/sources.list.d/cuda.list"), "");
+    let mut first = system
+        .command()
+        .args(["setup", "--root", "root", "/data", "--apply", "--yes"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start");
+    let calls = system.directory.path().join("calls");
+    until(|| std::fs::read_to_string(&calls).is_ok_and(|calls| calls.contains("update")));
+    let before = system.files();
+    let second = failed_at_a_step(system.setup(&["/data", "--apply", "--yes"]));
+    assert!(second.stderr.contains("another process is setting this system up"), "{second:?}");
+    assert!(second.stderr.contains(&format!("process {}", first.id())), "{}: {second:?}", first.id());
+    assert_eq!(system.files(), before);
+    std::fs::write(&go, "").expect("go on");
+    assert_eq!(first.wait().expect("ended").code(), Some(0));
+    assert_eq!(system.calls().len(), 2, "the second began nothing");
+}
+
+#[test]
+fn what_a_package_brings_along_is_edited_and_not_written_over() {
+    let system = System::new("bare-debian");
+    write(&system.root().join("etc/apt/sources.list.d/cuda.list"), "");
+    let brought = "{\n    // of the package\n    \"properties\": {\n        \"allow_compat_mode\": true\n    },\n    \
+                   \"execution\": {\n        \"max_io_threads\": 8\n    }\n}";
+    let body = format!(
+        "{}\n[ \"$1\" = update ] || cat >\"$ROOT/etc/cufile.json\" <<'END'\n{brought}\nEND",
+        INSTALLS.replace("RELEASE", "6.1.0-28-amd64")
+    );
+    system.stub("apt-get", &body);
+    system.setup(&["/data", "--apply", "--yes"]).fine();
+    let new = system.read("etc/cufile.json");
+    assert!(
+        new.contains("// of the package")
+            && new.contains("\"max_io_threads\": 8")
+            && new.contains("\"allow_compat_mode\": false"),
+        "{new}"
+    );
+    assert_eq!(system.read("etc/cufile.json.old"), format!("{brought}\n"));
+}
+
+#[test]
+fn a_file_that_each_program_looks_for_elsewhere_is_left_to_a_person_and_the_running_root_is_no_other_system() {
+    let system = System::new("module-missing");
+    write(&system.root().join("facts"), &format!("{}@ env CUFILE_ENV_PATH_JSON\nmine.json\n", system.read("facts")));
+    let plan = system.setup(&["/data"]);
+    assert!(plan.stdout.contains("give CUFILE_ENV_PATH_JSON a whole path: mine.json"), "{plan:?}");
+    assert!(!plan.stdout.contains("config write"), "{plan:?}");
+
+    let mut setup = System::new("module-missing");
+    let mut with_env = setup.command();
+    with_env.env("CUFILE_ENV_PATH_JSON", "/tmp/of-this-system.json");
+    let plan = run_command(with_env, ["setup", "--root", "root", "/data"]);
+    assert!(plan.stderr.contains("CUFILE_ENV_PATH_JSON is left out") && plan.stdout.contains("root/etc/cufile.json"), "{plan:?}");
+    setup = System::new("no-gpu");
+    let here = |arguments: &[&str]| run(setup.root().as_path(), ["setup", "--json", "."].iter().chain(arguments));
+    assert_eq!(here(&["--root", "/"]).stdout, here(&[]).stdout);
 }

@@ -66,8 +66,7 @@ fn json_names_the_best_gpu_and_the_links_that_are_below_what_they_could_be() {
 fn pictures_are_well_formed_whatever_the_machine() {
     for path in captures() {
         let directory = scratch();
-        let run =
-            run(directory.path(), ["topo", "--svg", "machine.svg", "--from", path.to_str().expect("UTF-8"), "/data"]).fine();
+        let run = run(directory.path(), ["topo", "--svg", "machine.svg", "--from", path.to_str().expect("UTF-8")]).fine();
         let text = std::fs::read_to_string(directory.path().join("machine.svg")).expect("written");
         let picture = roxmltree::Document::parse(&text).unwrap_or_else(|error| panic!("{path:?}: {error}\n{text}"));
         let size = |name| picture.root_element().attribute(name).and_then(|size| size.parse::<f64>().ok()).expect("a size");
@@ -75,6 +74,10 @@ fn pictures_are_well_formed_whatever_the_machine() {
         for node in picture.descendants().filter(|node| node.has_tag_name("rect")) {
             let of = |name| node.attribute(name).map_or(0.0, |number| number.parse::<f64>().expect("a number"));
             assert!(of("x") + of("width") <= width && of("y") + of("height") <= height, "{path:?}: a box sticks out\n{text}");
+        }
+        for heading in run.stdout.lines().filter(|line| line.starts_with("the best place")) {
+            let has_gpu = run.stdout.contains("GPU  ");
+            assert!(!has_gpu || picture.descendants().any(|node| node.text() == Some(heading)), "{path:?}: {heading}\n{text}");
         }
         // The same words as in the lines.
         for line in run.stdout.lines().filter(|line| line.contains("GPU ")) {
@@ -93,6 +96,35 @@ fn this_machine_is_drawn_and_no_file_is_overwritten() {
     run(directory.path(), ["topo", ".", "--svg", "here.svg"]).failed();
     let captured = run(directory.path(), ["doctor", ".", "--capture", "machine.txt"]);
     assert_eq!(captured.status, Some(3), "{captured:?}");
-    let here = run(directory.path(), ["topo", "--json"]).fine().json();
+    let here = run(directory.path(), ["topo", ".", "--json"]).fine().json();
     assert_eq!(run(directory.path(), ["topo", "--from", "machine.txt", "--json"]).fine().json(), here, "a capture is enough");
+}
+
+#[test]
+fn places_are_those_of_the_capture_and_what_is_not_there_is_an_error() {
+    // Over the network, and nothing named.
+    let drawn = draw(&capture("nfs-rdma"), &[]);
+    assert!(drawn.stdout.contains("/data  nfs"), "{drawn:?}");
+    let directory = scratch();
+    let nfs = capture("nfs-rdma");
+    let strange = run(directory.path(), ["topo", "/elsewhere", "--from", nfs.to_str().expect("UTF-8")]).failed();
+    assert!(strange.stderr.contains("/elsewhere") && strange.stderr.contains("/data"), "{strange:?}");
+    let nowhere = run(directory.path(), ["topo", "nowhere"]).failed();
+    assert!(nowhere.stderr.contains("nowhere"), "{nowhere:?}");
+
+    // A directory of another machine's files: its mounts, those of servers among them; a virtual card has its name.
+    let root = directory.path().join("tree");
+    let write = |path: &str, text: &str| {
+        let file = root.join(path);
+        std::fs::create_dir_all(file.parent().expect("a parent")).expect("create");
+        std::fs::write(file, text).expect("write");
+    };
+    write("proc/self/mountinfo", "40 24 0:60 / /mnt rw - nfs4 server:/export rw,proto=rdma\n");
+    write("sys/devices/pci0000:00/0000:00:03.0/class", "0x020000\n");
+    write("sys/devices/pci0000:00/0000:00:03.0/virtio2/net/eth7/address", "\n");
+    std::fs::create_dir_all(root.join("sys/bus/pci/devices")).expect("create");
+    std::os::unix::fs::symlink("../../../devices/pci0000:00/0000:00:03.0", root.join("sys/bus/pci/devices/0000:00:03.0"))
+        .expect("link");
+    let drawn = run(directory.path(), ["topo", "--from", "tree"]).fine();
+    assert!(drawn.stdout.contains("network  eth7") && drawn.stdout.contains("/mnt  nfs4"), "{drawn:?}");
 }

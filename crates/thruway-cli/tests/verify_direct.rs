@@ -48,3 +48,49 @@ fn a_signal_leaves_nothing_behind() {
     assert_eq!(child.wait().expect("wait").code(), Some(130));
     assert_eq!(entries(), 0);
 }
+
+#[test]
+fn what_a_killed_run_left_the_next_one_removes_and_nothing_else() {
+    let directory = scratch();
+    let names = || {
+        let entries = std::fs::read_dir(directory.path()).expect("list");
+        entries.map(|entry| entry.expect("entry").file_name().into_string().expect("text")).collect::<Vec<String>>()
+    };
+    let mut child = common::command(directory.path())
+        .args(["verify-direct", ".", "--size", "512MB", "--device", "host"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start");
+    let begun = Instant::now();
+    while names().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never began");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // While it lives, what it made is its own.
+    assert_eq!(run(directory.path(), ["verify-direct", ".", "--size", "1MB"]).status, Some(3));
+    assert_eq!(names().len(), 1);
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    assert_eq!(names().len(), 1, "nobody could clear it away");
+    let others = ["thruway-verify-notes", "thruway-demo-1-1"];
+    for name in others {
+        std::fs::create_dir(directory.path().join(name)).expect("create");
+    }
+    assert_eq!(run(directory.path(), ["verify-direct", ".", "--size", "1MB"]).status, Some(3));
+    let mut left = names();
+    left.sort_unstable();
+    assert_eq!(left, ["thruway-demo-1-1", "thruway-verify-notes"]);
+}
+
+#[test]
+fn errors_name_the_place_and_options_that_there_are() {
+    let directory = scratch();
+    let nowhere = run(directory.path(), ["verify-direct", "nowhere"]).failed();
+    assert!(nowhere.stderr.contains("nowhere") && nowhere.stderr.contains("PATH"), "{nowhere:?}");
+    assert!(std::process::Command::new("mkfifo").arg(directory.path().join("fifo")).status().expect("mkfifo").success());
+    let fifo = run(directory.path(), ["verify-direct", "fifo"]).failed();
+    assert!(fifo.stderr.contains("neither a directory nor a file"), "{fifo:?}");
+    let huge = run(directory.path(), ["verify-direct", ".", "--size", "900TB"]).failed();
+    assert!(huge.stderr.contains("choose a smaller --size") && !huge.stderr.contains("--dir"), "{huge:?}");
+}

@@ -8,7 +8,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use thruway::storage::{Namespace, OsNamespace, ensure_host_bytes};
+use thruway::storage::{Namespace, OsNamespace};
 use thruway::transfer::verify::{Digest, digests};
 use thruway::{
     ByteSize, Direction, ErrorKind, Extent, FileRef, HostBuffer, LoadOptions, Move, Path, PathPolicy, Receipt, Result,
@@ -22,7 +22,7 @@ use crate::machine::Machine;
 use crate::measure::{self, Effort, Limit, limit, median, to_usize};
 use crate::output::{Outcome, Output, gb_per_s, table};
 use crate::roofline::{Roof, bound, roofline};
-use crate::scratch::{Scratch, ensure_disk};
+use crate::scratch::{BY_DIR, Scratch, ensure_disk, ensure_memory};
 use crate::synthetic::Synthetic;
 
 /// Beside the bytes of models on disk: their headers.
@@ -186,10 +186,11 @@ pub(super) fn run(args: &BenchArgs, output: &Output, again: &[OsString]) -> Resu
     let session = Session::builder().device(args.device).profile(None).build()?;
     let begun = args.save_profile.as_deref().map(|path| Ok((path, profile::begin(path, &session)?))).transpose()?;
     let bytes = args.size.bytes();
-    ensure_host_bytes(measure::memory_needed(bytes))?;
+    ensure_memory(measure::memory_needed(bytes))?;
     // The model, and beside it the file on which the drive's limit is measured.
-    ensure_disk(&args.dir, bytes.saturating_mul(2).saturating_add(DISK_BESIDE))?;
+    ensure_disk(&args.dir, bytes.saturating_mul(2).saturating_add(DISK_BESIDE), BY_DIR)?;
     let scratch = Scratch::new(&args.dir, "bench", false, output)?;
+    scratch.reclaim("bench");
     let machine = Machine::examine(scratch.path());
     machine.lines().iter().try_for_each(|line| output.line(crate::escape::safe(line)))?;
     output.line(format!("device   {}\n", crate::place::memory(&session)))?;

@@ -1,31 +1,42 @@
 //! `thruway config`: `cufile.json`, checked, explained, written.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
 use thruway::doctor::cufile::edit::apply;
-use thruway::doctor::cufile::jsonc::{Node, Value, parse};
-use thruway::doctor::cufile::schema::{KEYS, find};
-use thruway::doctor::cufile::{Audit, audit};
+use thruway::doctor::cufile::jsonc::{Node, parse};
+use thruway::doctor::cufile::schema::{KEYS, Shape, find, is_section};
+use thruway::doctor::cufile::{Audit, DEFAULT_PATH, audit};
 use thruway::{Error, ErrorKind, Result};
 
 use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
-use crate::place::publish;
-use crate::settings_file::{beside, read};
+use crate::settings_file::{beside, keep, read, replace};
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
     match &args.action {
-        ConfigAction::Check(args) => check(&args.file, output),
-        ConfigAction::Explain(args) => explain(&args.file, output),
+        ConfigAction::Check(args) => check(&named(args.file.as_ref()), output),
+        ConfigAction::Explain(args) => explain(&named(args.file.as_ref()), output),
         ConfigAction::Write(args) => write(args, output),
     }
 }
 
+/// The file that was named, or that the library would read.
+fn named(file: Option<&PathBuf>) -> PathBuf {
+    let by_environment = || std::env::var_os("CUFILE_ENV_PATH_JSON").filter(|name| !name.is_empty()).map(PathBuf::from);
+    file.cloned().or_else(by_environment).unwrap_or_else(|| PathBuf::from(DEFAULT_PATH))
+}
+
 fn existing(path: &Path) -> Result<String> {
     let absent = || Error::new(ErrorKind::NotFound, "there is no such file").with_file(path);
-    read(path)?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))
+    let content = read(path)?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))?;
+    Ok(text(&content))
+}
+
+/// The text of a file. What is no UTF-8 is told by what stands for it, as everywhere else where such a file is judged.
+fn text(content: &[u8]) -> String {
+    String::from_utf8_lossy(content).into_owned()
 }
 
 fn judged(path: &Path, text: &str) -> Result<Audit> {
@@ -36,7 +47,8 @@ fn check(path: &Path, output: &Output) -> Result<Outcome> {
     let audit = judged(path, &existing(path)?)?;
     for remark in &audit.remarks {
         let word = if remark.is_fault { "fault" } else { "warning" };
-        output.line(format!("{}:{}: {word}: {}: {}", safe_path(path), remark.line, safe(&remark.path), safe(&remark.what)))?;
+        let key = if remark.path.is_empty() { String::new() } else { format!("{}: ", safe(&remark.path)) };
+        output.line(format!("{}:{}: {word}: {key}{}", safe_path(path), remark.line, safe(&remark.what)))?;
         output.line(format!("    remedy: {}", safe(&remark.remedy)))?;
     }
     if audit.remarks.is_empty() {
@@ -58,13 +70,19 @@ fn explain(path: &Path, output: &Output) -> Result<Outcome> {
     let text = existing(path)?;
     let root = parse(&text).map_err(|error| error.with_file(path))?;
     let at = |key: &str| key.split('.').try_fold(&root, |node: &Node, part| node.get(part));
-    let mut rows = vec![["KEY", "HERE", "DEFAULT", "MEANING"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["KEY", "IN FORCE", "FROM", "DEFAULT", "MEANING"].map(str::to_owned).to_vec()];
     let mut objects = Vec::new();
-    for key in KEYS {
-        let Some(node) = at(key.path).filter(|node| !matches!(node.value, Value::Object(_))) else { continue };
-        let here = text.get(node.span.clone()).unwrap_or_default();
-        rows.push(vec![key.path.to_owned(), safe(here), key.default.to_owned(), key.meaning.to_owned()]);
-        objects.push(json!({"key": key.path, "here": here, "default": key.default, "meaning": key.meaning}));
+    for key in KEYS.iter().filter(|key| !is_section(key.path)) {
+        // The older name of a section stands for it.
+        let older = key.path.strip_prefix("denylist.").map(|rest| format!("blacklist.{rest}"));
+        let node = at(key.path).or_else(|| at(older.as_deref()?));
+        let here = node.and_then(|node| text.get(node.span.clone()));
+        let default = if key.default.is_empty() { "not documented" } else { key.default };
+        let from = if here.is_some() { "file" } else { "default" };
+        rows.push([key.path, &safe(here.unwrap_or(default)), from, default, key.meaning].map(str::to_owned).to_vec());
+        objects.push(json!({
+            "key": key.path, "here": here, "default": key.default, "in_force": here.unwrap_or(key.default), "meaning": key.meaning,
+        }));
     }
     for line in table(&rows, &[]) {
         output.line(line)?;
@@ -74,20 +92,20 @@ fn explain(path: &Path, output: &Output) -> Result<Outcome> {
 }
 
 fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
-    let path = &args.file;
+    let path = &named(args.file.as_ref());
     let old = read(path)?;
-    let text = apply(old.as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
-    if old.as_deref() == Some(&text) {
+    let new = apply(old.as_deref().map(text).as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
+    if old.as_deref() == Some(new.as_bytes()) {
         output.line(format!("{}: nothing to change", safe_path(path)))?;
         output.object(&json!({"file": path.to_string_lossy(), "changed": false, "old": null}))?;
         return Ok(Outcome::Fine);
     }
-    let kept = old.is_some().then(|| beside(path));
+    let kept = old.as_deref().map(|old| beside(path, old)).transpose()?.flatten();
     if let (Some(kept), Some(old)) = (&kept, &old) {
-        publish(kept, old)?;
+        keep(kept, old, path)?;
         output.line(format!("kept the old file as {}", safe_path(kept)))?;
     }
-    publish(path, &text)?;
+    replace(path, new.as_bytes())?;
     output.line(format!("wrote {}", safe_path(path)))?;
     let kept = kept.map(|kept| kept.to_string_lossy().into_owned());
     output.object(&json!({"file": path.to_string_lossy(), "changed": true, "old": kept}))?;
@@ -103,11 +121,22 @@ fn changes(args: &ConfigWriteArgs) -> Result<Vec<(String, String)>> {
     for word in &args.set {
         let refuse = |why: &str| Error::new(ErrorKind::InvalidInput, format!("--set {} cannot be: {why}", safe(word)));
         let (key, value) = word.split_once('=').ok_or_else(|| refuse("there is no = in it"))?;
-        if find(key).is_none() {
+        let Some(known) = find(key) else {
             return Err(refuse("libcufile knows no such key").with_hint("name it with those above it: properties.io_batchsize"));
-        }
-        parse(value).map_err(|_| refuse("its value is no JSON"))?;
-        changes.push((key.to_owned(), value.to_owned()));
+        };
+        let is_text = matches!(known.shape, Shape::Text | Shape::OneOf(_));
+        let value = match parse(value) {
+            // Without what stands around it, such as a comment.
+            Ok(node) => value[node.span].to_owned(),
+            // A text without its quotes, which the shell takes off.
+            Err(_) if is_text && !value.contains('"') => Json::from(value).to_string(),
+            Err(_) => {
+                let hint =
+                    "write it as JSON: 64, true, '[\"/data\"]'; quotes within quotes, for the shell takes the outer ones off";
+                return Err(refuse("its value is no JSON").with_hint(hint));
+            }
+        };
+        changes.push((key.to_owned(), value));
     }
     Ok(changes)
 }

@@ -18,7 +18,7 @@ use crate::link;
 use crate::measure::{self, Effort, Limit, limit};
 use crate::output::{Outcome, Output, counted, gb_per_s, receipt_fields, table};
 use crate::roofline::bound;
-use crate::scratch::{Scratch, ensure_disk};
+use crate::scratch::{BY_DIR, Scratch, ensure_disk};
 use crate::synthetic::Synthetic;
 
 /// The scratch file on which the drive's limits are measured is not larger than this.
@@ -63,7 +63,7 @@ pub(super) fn run(args: &DemoArgs, output: &Output) -> Result<Outcome> {
     let given = args.model.as_ref().map(|path| crate::place::open(&session, path)).transpose()?;
     let bytes = given.as_ref().map_or(args.size.bytes(), thruway::Model::bytes);
     ensure_host_bytes(measure::memory_needed(bytes))?;
-    ensure_disk(&args.dir, bytes.saturating_add(bytes.min(LIMIT_BYTES_MAX)).saturating_add(DISK_BESIDE))?;
+    ensure_disk(&args.dir, bytes.saturating_add(bytes.min(LIMIT_BYTES_MAX)).saturating_add(DISK_BESIDE), BY_DIR)?;
     let scratch = Scratch::new(&args.dir, "demo", args.keep, output)?;
     output.line(format!("device   {}", crate::place::memory(&session)))?;
     output.flush()?;

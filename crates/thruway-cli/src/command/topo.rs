@@ -3,11 +3,14 @@
 mod svg;
 mod text;
 
-use thruway::Result;
+use std::path::Path;
+
+use thruway::doctor::facts::{Facts, Kind as FactKind, Question, Unseen};
 use thruway::doctor::topology::{Kind, LinkView, Part, Topology};
+use thruway::{Error, ErrorKind, Result};
 
 use crate::args::TopoArgs;
-use crate::escape::safe_path;
+use crate::escape::{safe, safe_path};
 use crate::facts::{absolute, as_text, captured, live, write_new};
 use crate::output::{Outcome, Output};
 use crate::stop;
@@ -28,11 +31,32 @@ pub(super) fn run(args: &TopoArgs, output: &Output) -> Result<Outcome> {
 fn examined(args: &TopoArgs) -> Result<Topology> {
     Ok(match &args.from {
         Some(from) => {
+            let (facts, captured) = captured(from)?;
             let named: Vec<String> = args.paths.iter().map(as_text).collect();
-            Topology::examine(captured(from)?.0.as_ref(), &named)
+            let is_capture = !from.is_dir();
+            if let Some(strange) = named.iter().find(|path| is_capture && !captured.contains(path)) {
+                let error = Error::new(ErrorKind::NotFound, format!("the capture was not made for {}", safe(strange)));
+                return Err(error.with_hint(format!("it was made for {}", safe(&captured.join(", ")))));
+            }
+            Topology::examine(facts.as_ref(), if named.is_empty() && is_capture { &captured } else { &named })
         }
-        None => Topology::examine(&live(), &absolute(&args.paths)?),
+        None => {
+            let (live, paths) = (live(), absolute(&args.paths)?);
+            paths.iter().try_for_each(|path| ensure_there(&live, path))?;
+            Topology::examine(&live, &paths)
+        }
     })
+}
+
+/// Refuses a place that is not there. One that does not answer may be.
+fn ensure_there(facts: &dyn Facts, path: &str) -> Result<()> {
+    match facts.look(&Question::new(FactKind::Place, path)) {
+        Err(Unseen::Absent) => {
+            let error = Error::new(ErrorKind::NotFound, "there is nothing of this name").with_file(Path::new(path));
+            Err(error.with_hint("name a file or a directory on the storage in question"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The parts that are drawn. A port with one thing behind it says no more than that thing, and is left out; not so the upper

@@ -4,21 +4,26 @@
 //! they went. *Proven* means that a receipt says `direct` of all of them, which it does on evidence alone.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use thruway::storage::ensure_host_bytes;
+use thruway::storage::probe::{Prober, Unseen};
 use thruway::transfer::verify::{Digest, digests};
-use thruway::{ByteSize, ErrorKind, LoadOptions, Path, PathPolicy, Receipt, Result, SaveOptions, Session};
+use thruway::{ByteSize, Error, ErrorKind, LoadOptions, Path, PathPolicy, Receipt, Result, SaveOptions, Session};
 
 use crate::args::VerifyDirectArgs;
 use crate::escape::{safe, safe_path};
 use crate::measure;
 use crate::output::{Outcome, Output, gb_per_s, receipt_fields, table};
-use crate::scratch::{Scratch, ensure_disk};
+use crate::scratch::{Scratch, ensure_disk, ensure_memory};
 use crate::stop;
 use crate::synthetic::Synthetic;
 
+/// In the names of its directories.
+const PURPOSE: &str = "verify";
+/// How long the place may take to answer at all.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Beside the bytes on disk: the header.
 const DISK_BESIDE: u64 = 16 << 20;
 /// The paths that are tried, and what each is called.
@@ -53,12 +58,11 @@ impl Way {
 }
 
 pub(super) fn run(args: &VerifyDirectArgs, output: &Output) -> Result<Outcome> {
+    let directory = directory(&args.path)?;
     let session = Session::builder().device(args.device).build()?;
-    let directory = if args.path.is_file() { args.path.parent().unwrap_or(&args.path) } else { &args.path };
-    let directory = if directory.as_os_str().is_empty() { std::path::Path::new(".") } else { directory };
     let bytes = args.size.bytes();
-    ensure_host_bytes(measure::memory_needed(bytes))?;
-    ensure_disk(directory, bytes.saturating_add(DISK_BESIDE))?;
+    ensure_memory(measure::memory_needed(bytes))?;
+    ensure_disk(&directory, bytes.saturating_add(DISK_BESIDE), "another PATH")?;
     let model = Synthetic::new(bytes)?;
     let tensors = model.tensors()?;
     let slices: Vec<&[u8]> = tensors.iter().map(|(_, bytes)| *bytes).collect();
@@ -68,7 +72,8 @@ pub(super) fn run(args: &VerifyDirectArgs, output: &Output) -> Result<Outcome> {
         None => model,
     };
     // Removed when this ends, however it ends.
-    let scratch = Scratch::new(directory, "verify", false, output)?;
+    let scratch = Scratch::new(&directory, PURPOSE, false, output)?;
+    scratch.reclaim(PURPOSE);
     output.line(format!("device  {}", crate::place::memory(&session)))?;
     let mut ways = Vec::new();
     for (name, policy) in WAYS {
@@ -77,6 +82,27 @@ pub(super) fn run(args: &VerifyDirectArgs, output: &Output) -> Result<Outcome> {
     }
     drop(scratch);
     report(args, &ways, output)
+}
+
+/// The directory to work in. A place that does not answer is told in bounded time.
+fn directory(path: &std::path::Path) -> Result<PathBuf> {
+    let error = match Prober::new(PATIENCE).place(path) {
+        Ok(place) if place.contains("\nkind directory\n") => return Ok(path.to_owned()),
+        Ok(place) if !place.contains("\nkind special\n") => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            return Ok(parent.unwrap_or(std::path::Path::new(".")).to_owned());
+        }
+        Ok(_) => Error::new(ErrorKind::InvalidInput, "this is neither a directory nor a file"),
+        Err(Unseen::Absent) => Error::new(ErrorKind::NotFound, "there is nothing of this name"),
+        Err(Unseen::Denied) => Error::new(ErrorKind::PermissionDenied, "this user may not look at it"),
+        Err(Unseen::Silent(patience)) => {
+            let message = format!("it does not answer within {} s: a dead drive or server", patience.as_secs());
+            let hint = "see `thruway doctor` of the same PATH, or name another PATH";
+            return Err(Error::new(ErrorKind::Io, message).with_file(path).with_hint(hint));
+        }
+        Err(Unseen::Failed(why)) => Error::new(ErrorKind::Io, format!("it cannot be looked at: {}", safe(&why))),
+    };
+    Err(error.with_file(path).with_hint("name a directory on the storage in question as PATH"))
 }
 
 fn attempt(
@@ -92,7 +118,7 @@ fn attempt(
         Ok((write, read, found)) => {
             let wrong = expected.iter().filter(|(name, digest)| found.get(*name) != Some(digest)).map(|(name, _)| name.clone());
             let wrong = wrong.collect();
-            std::fs::remove_file(&file).map_err(|error| thruway::Error::from_io("cannot remove", error).with_file(&file))?;
+            std::fs::remove_file(&file).map_err(|error| Error::from_io("cannot remove", error).with_file(&file))?;
             (Ok((write, read)), wrong)
         }
         Err(error) if matches!(error.kind(), ErrorKind::PathUnavailable | ErrorKind::Unsupported) => {

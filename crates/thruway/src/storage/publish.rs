@@ -141,6 +141,16 @@ impl Staging {
         self.parent.sync().map_err(|error| published(&error, &self.target))
     }
 
+    /// As [`publish`](Self::publish), of a file in whose place nothing may stand.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](ErrorKind::AlreadyExists) if something stands there, and what [`publish`](Self::publish) gives.
+    pub fn publish_new(mut self) -> Result<()> {
+        self.namespace.rename_new(&self.temporary, &self.target).map_err(|error| at_target(error, &self.target))?;
+        self.is_there = false;
+        self.parent.sync().map_err(|error| published(&error, &self.target))
+    }
+
     fn rename(&self) -> Result<()> {
         if !self.is_directory {
             return self.namespace.rename(&self.temporary, &self.target);

@@ -4,7 +4,7 @@
 use thruway::doctor::topology::{Kind, Part, Topology};
 
 use super::drawn;
-use super::text::{heading, words};
+use super::text::{BEST_GPU, BEST_PLACE, heading, words};
 use crate::escape::safe;
 
 /// Sizes in pixels. A character of the fixed-width font at 13 pixels is 7.8 wide; a little more stays free.
@@ -125,7 +125,13 @@ fn advice(topology: &Topology) -> Vec<String> {
         let path = gpu.path.as_deref().unwrap_or("no place");
         safe(&format!("{}: {path}: {}", gpu.gpu, gpu.reason))
     });
-    mounts.chain(gpus).collect()
+    let under = |title: &str, lines: Vec<String>| {
+        let title = (!lines.is_empty()).then(|| title.to_owned());
+        title.into_iter().chain(lines.into_iter().map(|line| format!("  {line}"))).collect::<Vec<String>>()
+    };
+    let mut lines = under(BEST_GPU, mounts.collect());
+    lines.extend(under(BEST_PLACE, gpus.collect()));
+    lines
 }
 
 fn frame_width((title, placed): &(String, Vec<Placed>)) -> usize {

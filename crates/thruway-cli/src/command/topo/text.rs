@@ -6,6 +6,11 @@ use super::{drawn, link, word};
 use crate::escape::safe;
 use crate::output::table;
 
+/// The heading of the places.
+pub(super) const BEST_GPU: &str = "the best GPU for each place";
+/// The heading of the GPUs.
+pub(super) const BEST_PLACE: &str = "the best place for each GPU";
+
 /// All lines, safe for terminals.
 pub(super) fn lines(topology: &Topology) -> Vec<String> {
     let mut lines = Vec::new();
@@ -27,9 +32,9 @@ pub(super) fn lines(topology: &Topology) -> Vec<String> {
     if topology.is_empty() {
         lines.extend(["nothing to draw: no GPU, NVMe drive or network card is to be seen".to_owned(), String::new()]);
     }
-    lines.push("the best GPU for each place".to_owned());
+    lines.push(BEST_GPU.to_owned());
     lines.extend(mounts(topology));
-    lines.push("the best place for each GPU".to_owned());
+    lines.push(BEST_PLACE.to_owned());
     lines.extend(gpus(topology));
     lines
 }
@@ -93,7 +98,7 @@ fn distances(mount: &MountAdvice) -> String {
         let names: Vec<String> = ways.map(|way| safe(way.gpu.split(" (").next().unwrap_or_default())).collect();
         (!names.is_empty()).then(|| format!("{word} {}", names.join(" ")))
     };
-    ["PIX", "PHB", "NODE", "SYS"].into_iter().filter_map(of).collect::<Vec<String>>().join(", ")
+    ["PIX", "PXB", "PHB", "NODE", "NODE?", "SYS"].into_iter().filter_map(of).collect::<Vec<String>>().join(", ")
 }
 
 fn gpus(topology: &Topology) -> Vec<String> {

@@ -1,7 +1,9 @@
 //! Judging a `cufile.json`: each key, and what several mean together.
 
-use super::jsonc::{Node, Value, line_of, parse};
-use super::schema::{Shape, find, is_section, right_place};
+use std::collections::HashSet;
+
+use super::jsonc::{Node, Value, parse};
+use super::schema::{Shape, find, is_section, meant_by_label, right_place};
 use crate::base::Result;
 use crate::base::error::printable;
 
@@ -23,7 +25,7 @@ pub struct Remark {
 /// The settings that decide which way bytes go; `None` where the file does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// `properties.allow_compat_mode`, or its other name.
+    /// `properties.allow_compat_mode`
     pub allow_compat: Option<bool>,
     /// `properties.force_compat_mode`
     pub force_compat: Option<bool>,
@@ -61,7 +63,8 @@ impl Audit {
 /// [`Malformed`](crate::ErrorKind::Malformed) for what is no JSON with comments, with the line.
 pub fn audit(text: &str) -> Result<Audit> {
     let root = parse(text)?;
-    let mut walk = Walk { text, remarks: Vec::new() };
+    let lines = text.match_indices('\n').map(|(at, _)| at).collect();
+    let mut walk = Walk { text, lines, remarks: Vec::new() };
     if matches!(root.value, Value::Object(_)) {
         walk.object(&root, "");
     } else {
@@ -94,7 +97,7 @@ fn settings(root: &Node) -> Settings {
     });
     let denied = words.filter_map(|node| if let Value::Text(word) = &node.value { Some(word.clone()) } else { None });
     Settings {
-        allow_compat: bool_at("properties.allow_compat_mode").or_else(|| bool_at("properties.use_compat_mode")),
+        allow_compat: bool_at("properties.allow_compat_mode"),
         force_compat: bool_at("properties.force_compat_mode"),
         vanilla_posix: bool_at("properties.vanilla_posix_io_mode"),
         use_p2pdma: bool_at("properties.use_pci_p2pdma"),
@@ -104,50 +107,83 @@ fn settings(root: &Node) -> Settings {
     }
 }
 
+/// One walk through the file. Whoever wrote it, it takes time in proportion to its length.
 struct Walk<'a> {
     text: &'a str,
+    /// Where its lines end.
+    lines: Vec<usize>,
     remarks: Vec<Remark>,
 }
 
 impl Walk<'_> {
     fn remark(&mut self, node: &Node, path: &str, is_fault: bool, what: impl Into<String>, remedy: impl Into<String>) {
-        let line = line_of(self.text, node.span.start);
+        let line = self.lines.partition_point(|end| *end < node.span.start) + 1;
         self.remarks.push(Remark { line, path: printable(path), is_fault, what: what.into(), remedy: remedy.into() });
     }
 
     fn object(&mut self, object: &Node, above: &str) {
-        for (number, member) in object.members().iter().enumerate() {
+        let mut keys = HashSet::new();
+        for member in object.members() {
             let path = if above.is_empty() { member.key.clone() } else { format!("{above}.{}", member.key) };
             let node = &member.node;
-            if object.members()[..number].iter().any(|earlier| earlier.key == member.key) {
+            if !keys.insert(member.key.as_str()) {
                 self.remark(node, &path, true, "the key stands there twice", "keep one of the two");
             }
-            match find(&path) {
-                Some(key) if !is_section(&path) => self.value(node, &path, key.shape),
-                _ if is_section(&path) && matches!(node.value, Value::Object(_)) => self.object(node, &path),
-                _ if is_section(&path) => self.remark(node, &path, true, "this must be an object", "write it as { … }"),
-                _ => self.unknown(node, &path),
+            // With a dot in it a name looks like a path, and is none.
+            if member.key.contains('.') {
+                self.dotted(node, &path, &member.key);
+                continue;
             }
+            match (is_section(&path), &node.value) {
+                (true, Value::Object(_)) => self.object(node, &path),
+                (true, _) => self.remark(node, &path, true, "this must be an object", "write it as { … }"),
+                (false, _) => match find(&path) {
+                    Some(key) => self.value(node, &path, key.shape),
+                    None => self.unknown(node, &path),
+                },
+            }
+        }
+    }
+
+    /// A name with dots where one object in another is meant.
+    fn dotted(&mut self, node: &Node, path: &str, name: &str) {
+        let placed = misplaced(node, path);
+        if placed.is_empty() {
+            return self.unknown(node, path);
+        }
+        let name = printable(name);
+        for (node, right, path) in placed {
+            let what =
+                format!("\"{name}\" is one name with dots in it, so libcufile leaves it out: {right} is a key inside of objects");
+            let object = right.split('.').rev().fold("…".to_owned(), |inner, key| format!("{{\"{key}\": {inner}}}"));
+            self.remark(node, &path, true, what, format!("write it as {object}"));
         }
     }
 
     /// A key that the library does not know there. Where all of an object is in the wrong place, its keys are named.
     fn unknown(&mut self, node: &Node, path: &str) {
-        let leaves = leaves(node, path);
-        let mut placed = leaves.iter().filter_map(|(node, path)| Some((*node, path, right_place(path)?))).peekable();
-        if placed.peek().is_none() {
+        if let Some(key) = meant_by_label(path) {
+            let what = format!("libcufile prints this name and reads it nowhere: {key} is the key");
+            return self.remark(node, path, false, what, format!("set {key}, and remove it"));
+        }
+        let placed = misplaced(node, path);
+        if placed.is_empty() {
             return self.remark(node, path, false, "libcufile knows no such key and leaves it out", "remove it");
         }
-        for (node, path, right) in placed {
+        for (node, right, path) in placed {
             let what = format!("it does not belong here, so libcufile leaves it out: it belongs at {right}");
-            self.remark(node, path, true, what, format!("move it to {right}"));
+            self.remark(node, &path, true, what, format!("move it to {right}"));
         }
     }
 
     fn value(&mut self, node: &Node, path: &str, shape: Shape) {
         let wrong = match (shape, &node.value) {
             (Shape::Bool, Value::Bool(_)) | (Shape::Text, Value::Text(_)) => None,
-            (Shape::Free, Value::Object(_) | Value::List(_)) => None,
+            (Shape::Free, Value::Object(_) | Value::List(_)) | (Shape::Any, _) => None,
+            (Shape::List, Value::List(nodes)) => {
+                let all = nodes.iter().all(|node| matches!(node.value, Value::Text(_) | Value::Number(_)));
+                (!all).then(|| "it must hold texts or numbers only".to_owned())
+            }
             (Shape::Number(least, most, multiple), Value::Number(number)) => number_wrong(*number, least, most, multiple),
             (Shape::OneOf(words), Value::Text(word)) => {
                 let is_one = words.iter().any(|known| known.eq_ignore_ascii_case(word));
@@ -180,6 +216,14 @@ impl Walk<'_> {
         if on(settings.force_compat) && settings.allow_compat == Some(false) {
             let what = "it contradicts allow_compat_mode false: one forces the way through the host, the other forbids it";
             say("properties.force_compat_mode", true, what, "set force_compat_mode to false");
+        }
+        let label = "properties.use_compat_mode";
+        let labelled = match at(root, label).map(|node| &node.value) {
+            Some(Value::Bool(is_so)) => Some(*is_so),
+            _ => None,
+        };
+        if labelled.zip(settings.allow_compat).is_some_and(|(one, other)| one != other) {
+            say(label, false, "it says the opposite of allow_compat_mode, which is in force", "remove it");
         }
         let pair = ("properties.use_pci_p2pdma", "block.nvme.use_pci_p2pdma");
         if on(settings.use_p2pdma) && !on(settings.nvme_p2pdma) {
@@ -215,13 +259,23 @@ impl Walk<'_> {
     }
 }
 
-/// The values below a node that are no objects, with their paths; the node itself if it is none.
-fn leaves<'a>(node: &'a Node, path: &str) -> Vec<(&'a Node, String)> {
-    if !matches!(node.value, Value::Object(_)) {
-        return vec![(node, path.to_owned())];
+/// The keys at and below a node that are known elsewhere: their values, the right places, and their paths, made printable.
+fn misplaced<'a>(node: &'a Node, path: &str) -> Vec<(&'a Node, &'static str, String)> {
+    fn look<'a>(node: &'a Node, path: &mut String, found: &mut Vec<(&'a Node, &'static str, String)>) {
+        if !matches!(node.value, Value::Object(_)) {
+            found.extend(right_place(path).map(|right| (node, right, printable(path))));
+        }
+        for member in node.members() {
+            let above = path.len();
+            path.push('.');
+            path.push_str(&member.key);
+            look(&member.node, path, found);
+            path.truncate(above);
+        }
     }
-    let members = node.members().iter();
-    members.flat_map(|member| leaves(&member.node, &format!("{path}.{}", member.key))).collect()
+    let mut found = Vec::new();
+    look(node, &mut path.to_owned(), &mut found);
+    found
 }
 
 fn number_wrong(number: f64, least: i64, most: i64, multiple: i64) -> Option<String> {
@@ -240,7 +294,8 @@ fn expected(shape: Shape) -> String {
         Shape::OneOf(words) => format!("one of {}", words.join(", ")),
         Shape::Texts => "a list of texts".to_owned(),
         Shape::Numbers => "a list of whole numbers".to_owned(),
-        Shape::Free => "an object or a list".to_owned(),
+        Shape::List => "a list of texts or numbers".to_owned(),
+        Shape::Free | Shape::Any => "an object or a list".to_owned(),
     }
 }
 
@@ -278,6 +333,27 @@ mod tests {
     }
 
     #[test]
+    fn names_with_dots_are_no_paths_and_labels_are_no_keys() {
+        let text = "{\"properties.allow_compat_mode\": false,\n\"block.nvme\": {\"use_pci_p2pdma\": true},\n\
+                    \"fs\": {\"nfs\": {\"mount_table\": {\"host.corp:/x\": {}}}}}";
+        let found = faults(text);
+        let paths: Vec<(usize, &str, bool)> =
+            found.iter().map(|(line, path, is_fault)| (*line, path.as_str(), *is_fault)).collect();
+        assert_eq!(paths, [(1, "properties.allow_compat_mode", true), (2, "block.nvme.use_pci_p2pdma", true)]);
+        assert_eq!(audit(text).expect("JSON").settings, Settings::default());
+
+        let text = "{\"properties\": {\"allow_compat_mode\": false,\n\"use_compat_mode\": true}}";
+        let judged = audit(text).expect("JSON");
+        assert_eq!(judged.settings.allow_compat, Some(false));
+        assert!(judged.remarks.iter().any(|remark| remark.what.contains("the opposite of allow_compat_mode")), "{judged:?}");
+        let judged = audit("{\"properties\": {\"use_compat_mode\": false}}").expect("JSON");
+        assert_eq!((judged.settings.allow_compat, judged.remarks.len()), (None, 1), "nothing reads it");
+        let known = "{\"denylist\": {\"fsids\": [1]}, \"miscellaneous\": {\"enable_static_config\": true, \"rcu_library_used\": 1},\n\
+                     \"properties\": {\"rdma_failback_enabled\": true, \"rdma_io_retry_count\": 3}}";
+        assert_eq!(faults(known), []);
+    }
+
+    #[test]
     fn types_ranges_and_contradictions_are_found() {
         let text = "{\"properties\": {\n\"allow_compat_mode\": \"false\",\n\"io_batchsize\": 0,\n\"max_direct_io_size_kb\": 100,\n\
                     \"io_priority\": \"urgent\",\n\"posix_pool_slab_count\": [1, -2]},\n\"execution\": []}";
@@ -287,6 +363,33 @@ mod tests {
                     \"max_device_cache_size_kb\": 100, \"max_device_pinned_mem_size_kb\": 50,\n\
                     \"posix_pool_slab_size_kb\": [4], \"posix_pool_slab_count\": [1, 2]}}";
         assert_eq!(faults(text).len(), 4);
+    }
+
+    #[test]
+    fn a_hundred_thousand_keys_are_judged_in_a_moment() {
+        let keys = |value: &str| (0..90_000).map(|key| format!("\"{key:x}\":{value}")).collect::<Vec<String>>().join(",\n");
+        let long = "k".repeat(300_000);
+        let same = vec!["\"io_batchsize\":0"; 35_000].join(",");
+        for text in [
+            format!("{{{}}}", keys("0")),
+            format!("{{\"properties\":{{{same}}}}}"),
+            format!("{{\"{long}\":{{{same}}}}}"),
+            format!("{{\"{}\":{{{same}}}}}", "k.".repeat(150_000)),
+            format!("{{\"{}\":1}}", "io_batchsize.".repeat(70_000)),
+        ] {
+            let begun = std::time::Instant::now();
+            let judged = audit(&text).expect("JSON");
+            assert!(!judged.remarks.is_empty());
+            assert!(begun.elapsed().as_secs() < 2, "{:?} for {}…", begun.elapsed(), &text[..20]);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_or_no_utf8_is_malformed() {
+        let long = format!("{{}}{}", " ".repeat(super::super::BYTES_MAX));
+        assert!(audit(&long).expect_err("too long").message().contains("longer than 1 MiB"));
+        let error = audit(&String::from_utf8_lossy(b"{\n// caf\xe9\n}")).expect_err("Latin-1");
+        assert!(error.message().contains("UTF-8") && error.context("line") == Some("2"), "{error}");
     }
 
     proptest! {

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::BYTES_MAX;
 use crate::base::{Error, ErrorKind, Result};
 
 /// Values may be nested so deep; `cufile.json` needs four levels.
@@ -73,7 +74,7 @@ pub fn line_of(text: &str, at: usize) -> usize {
 /// [`Malformed`](ErrorKind::Malformed), with the line.
 pub fn parse(text: &str) -> Result<Node> {
     let mut reader = Reader { text, at: 0 };
-    let parsed = reader.skip().and_then(|()| reader.node(0)).and_then(|node| {
+    let parsed = reader.begin().and_then(|()| reader.skip()).and_then(|()| reader.node(0)).and_then(|node| {
         reader.skip()?;
         if reader.at < text.len() { Err("something stands behind the end of the object") } else { Ok(node) }
     });
@@ -97,6 +98,28 @@ impl Reader<'_> {
 
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
+    }
+
+    /// Refuses what is wrong with the text as a whole. What some editors put before it is no part of JSON.
+    fn begin(&mut self) -> Step<()> {
+        if self.text.len() > BYTES_MAX {
+            return Err("it is longer than 1 MiB");
+        }
+        // What stands for bytes that are no text.
+        if let Some(at) = self.text.find('\u{fffd}') {
+            self.at = at;
+            return Err("a character cannot be read: save it as UTF-8");
+        }
+        if self.text.starts_with('\u{feff}') { Err("it begins with a byte order mark: save it without one") } else { Ok(()) }
+    }
+
+    /// Behind the comma at `comma`: the end must not follow it.
+    fn ensure_no_end(&mut self, comma: usize, mark: u8, otherwise: &'static str) -> Step<()> {
+        if self.peek() == Some(mark) {
+            self.at = comma;
+            return Err(otherwise);
+        }
+        Ok(())
     }
 
     /// Goes past blanks and comments.
@@ -182,7 +205,10 @@ impl Reader<'_> {
             if self.take(b']', "").is_ok() {
                 return Ok(Value::List(nodes));
             }
+            let comma = self.at;
             self.take(b',', "a comma or ] is missing in a list")?;
+            self.skip()?;
+            self.ensure_no_end(comma, b']', "a comma stands behind the last value of a list")?;
         }
     }
 
@@ -209,7 +235,10 @@ impl Reader<'_> {
             if self.take(b'}', "").is_ok() {
                 return Ok(Value::Object(members));
             }
+            let comma = self.at;
             self.take(b',', "a comma or } is missing in an object")?;
+            self.skip()?;
+            self.ensure_no_end(comma, b'}', "a comma stands behind the last key of an object")?;
         }
     }
 }
@@ -239,6 +268,12 @@ mod tests {
             assert!(error.context("line").is_some());
         }
         assert_eq!(parse("{\n\n\"a\": tru}").expect_err("no").context("line"), Some("3"));
+        for text in ["{\n\"a\": 1,\n\n}", "{\"a\":\n[1, /* x */\n]}"] {
+            let error = parse(text).expect_err(text);
+            assert!(error.message().contains("a comma stands behind the last"), "{error}");
+            assert_eq!(error.context("line"), Some("2"), "that of the comma");
+        }
+        assert!(parse("\u{feff}{}").expect_err("BOM").message().contains("byte order mark"));
         let deep = "[".repeat(100_000);
         assert!(parse(&deep).expect_err("deep").message().contains("too deep"));
     }

@@ -13,3 +13,6 @@ pub use edit::set;
 
 /// Where the library looks if `CUFILE_ENV_PATH_JSON` names no other file.
 pub const DEFAULT_PATH: &str = "/etc/cufile.json";
+
+/// The longest file that is judged, by whomever: one with every key and a comment to each has a hundredth of it.
+pub const BYTES_MAX: usize = 1 << 20;

@@ -1,5 +1,9 @@
 //! Every key of `cufile.json`, its type, its range and what it does. From the comments of NVIDIA's template, the GPUDirect
-//! Storage configuration guide, and the bounds that libcufile 1.15 and 1.19 report (`cuFileGetParameterMinMaxValue`).
+//! Storage configuration guide, the bounds that libcufile 1.15 and 1.19 report (`cuFileGetParameterMinMaxValue`), and the names of
+//! keys in the libraries 1.15 to 1.20.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 
 /// What a value must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +22,10 @@ pub enum Shape {
     Numbers,
     /// An object or a list whose content is the user's own.
     Free,
+    /// A list of texts or numbers.
+    List,
+    /// Anything: the library has the key, and nobody documents what it takes.
+    Any,
 }
 
 /// One key.
@@ -48,6 +56,10 @@ const POLICIES: Shape = Shape::OneOf(&["RoundRobin", "FirstFit", "MaxMinFit", "R
 const OFF: &str = "false";
 const P2P: &str = "let this kind of storage use PCI P2PDMA";
 
+/// No path of a key is longer, or has more parts.
+const PATH_BYTES_MAX: usize = 128;
+const DEPTH_MAX: usize = 4;
+
 /// All keys.
 pub const KEYS: &[Key] = &[
     key("logging.dir", Shape::Text, "current directory", "where cufile.log is written"),
@@ -75,7 +87,6 @@ pub const KEYS: &[Key] = &[
     key("properties.max_batch_io_timeout_msecs", count(1, 1000), "5", "how long a batch waits"),
     key("properties.io_priority", Shape::OneOf(&["default", "low", "med", "high"]), "default", "priority of requests"),
     key("properties.allow_compat_mode", Shape::Bool, "true", "fall back to the host's memory, silently"),
-    key("properties.use_compat_mode", Shape::Bool, "true", "another name of allow_compat_mode"),
     key("properties.force_compat_mode", Shape::Bool, OFF, "always go through the host's memory"),
     key("properties.vanilla_posix_io_mode", Shape::Bool, OFF, "plain reads and writes instead"),
     key("properties.gds_fallback_io", Shape::Bool, OFF, "repeat what failed on the direct path through the host"),
@@ -90,7 +101,6 @@ pub const KEYS: &[Key] = &[
     key("properties.sparse.min_p2pdma_threshold_kb", count(0, KB_MAX), "8", "their least size (1.19)"),
     key("properties.rdma_dev_addr_list", Shape::Texts, "[]", "addresses of the network cards for storage"),
     key("properties.rdma_peer_type", Shape::OneOf(&["peer_mem", "dmabuf"]), "", "how network cards reach GPU memory"),
-    key("properties.rdma_peer_affinity_policy", POLICIES, "RoundRobin", "which network card serves which GPU"),
     key("properties.rdma_load_balancing_policy", POLICIES, "RoundRobin", "which network card serves which request"),
     key("properties.rdma_topN_ranks", count(1, 64), "1", "how many of the nearest network cards"),
     key("properties.rdma_dynamic_routing", Shape::Bool, OFF, "go by another GPU where the way is shorter"),
@@ -101,6 +111,14 @@ pub const KEYS: &[Key] = &[
     key("properties.rdma_transport_type", Shape::OneOf(&["DC_V1", "EXT_RC_V1"]), "DC_V1", "RDMA transport (1.19)"),
     key("properties.allow_rdma_token_reset", Shape::Bool, OFF, "reset tokens of RDMA storage"),
     key("properties.rdma_multipath_enabled", Shape::Bool, OFF, "several RDMA ways at once (1.19)"),
+    key("properties.rdma_max_backup_devices", count(0, 64), "", "network cards to fall back to (1.19)"),
+    key("properties.rdma_io_retry_count", count(0, KB_MAX), "", "how often an RDMA request is repeated (1.19)"),
+    key("properties.rdma_io_retry_delay_ms", count(0, KB_MAX), "", "the time between (1.19)"),
+    key("properties.rdma_failback_enabled", Shape::Bool, "", "go back to the first card once it is well (1.19)"),
+    key("properties.rdma_failback_delay_ms", count(0, KB_MAX), "", "how long it must be well before (1.19)"),
+    key("properties.rdma_health_check_interval_ms", count(0, KB_MAX), "", "how often cards are looked at (1.19)"),
+    key("properties.rdma_async_event_monitoring", Shape::Bool, "", "hear from a card when it fails (1.19)"),
+    key("properties.rdma_unhealthy_threshold", count(0, KB_MAX), "", "failures before a card counts as unwell (1.19)"),
     key("fs.generic.posix_unaligned_writes", Shape::Bool, OFF, "unaligned writes through the host"),
     key("fs.lustre.posix_gds_min_kb", count(0, KB_MAX), "0", "smaller requests go through the host"),
     key("fs.lustre.rdma_dev_addr_list", Shape::Texts, "[]", "network cards for Lustre"),
@@ -137,34 +155,74 @@ pub const KEYS: &[Key] = &[
     key("denylist.drivers", Shape::Texts, "[]", "drivers that go through the host"),
     key("denylist.devices", Shape::Texts, "[]", "devices that go through the host"),
     key("denylist.mounts", Shape::Texts, "[]", "mounts that go through the host"),
+    key("denylist.fsids", Shape::List, "[]", "filesystems that go through the host, by number"),
     key("denylist.filesystems", Shape::Texts, "[]", "filesystems that go through the host"),
     key("miscellaneous.api_check_aggressive", Shape::Bool, OFF, "check more of what programs ask"),
     key("miscellaneous.skip_topology_detection", Shape::Bool, OFF, "do not look at the PCIe tree"),
     key("miscellaneous.stream_memops_bypass", Shape::Bool, OFF, "order streams another way"),
     key("miscellaneous.enable_static_routing", Shape::Bool, OFF, "ways from a file"),
     key("miscellaneous.static_routing_filepath", Shape::Text, "/etc/topology.json", "that file"),
+    key("miscellaneous.rcu_library_used", Shape::Any, "", "which RCU library is loaded"),
+    key("miscellaneous.enable_static_config", Shape::Bool, OFF, "settings from a file (1.20)"),
+    key("miscellaneous.static_config_filepath", Shape::Text, "", "that file (1.20)"),
     key("miscellaneous.rdma_token_reset_timeout_secs", count(0, 86_400), "30", "how long a reset of tokens may take"),
 ];
 
+/// The key that is meant by a name which libcufile prints, `gdscheck` shows, and no file is read for.
+pub fn meant_by_label(path: &str) -> Option<&'static str> {
+    match path {
+        "properties.use_compat_mode" => Some("properties.allow_compat_mode"),
+        "properties.rdma_peer_affinity_policy" => Some("properties.rdma_load_balancing_policy"),
+        _ => None,
+    }
+}
+
+/// The keys by the last part of their paths: a file of the longest kind names a hundred thousand.
+static BY_NAME: LazyLock<HashMap<&str, Vec<&Key>>> = LazyLock::new(|| {
+    let mut by_name = HashMap::<&str, Vec<&Key>>::new();
+    KEYS.iter().for_each(|key| by_name.entry(name(key.path)).or_default().push(key));
+    by_name
+});
+
+/// The paths of all objects with known keys below them.
+static SECTIONS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
+    let above = KEYS.iter().flat_map(|key| key.path.match_indices('.').map(|(at, _)| &key.path[..at]));
+    above.chain(["blacklist"]).collect()
+});
+
+/// The last part of a path.
+fn name(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
 /// The key at a path. `blacklist` is the older name of `denylist`.
 pub fn find(path: &str) -> Option<&'static Key> {
-    let path = path.strip_prefix("blacklist.").map_or_else(|| path.to_owned(), |rest| format!("denylist.{rest}"));
-    KEYS.iter().find(|key| key.path == path)
+    let named = BY_NAME.get(name(path))?.iter();
+    let is_it = |key: &Key| match path.strip_prefix("blacklist.") {
+        Some(rest) => key.path.strip_prefix("denylist.") == Some(rest),
+        None => key.path == path,
+    };
+    named.copied().find(|key| is_it(key))
 }
 
 /// Whether a path is that of an object with known keys below it.
 pub fn is_section(path: &str) -> bool {
-    path == "blacklist" || KEYS.iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
+    SECTIONS.contains(path)
 }
 
 /// Where a key belongs that was found at a wrong path: the known path that ends in the longest part of it. One word
 /// alone must be the end of one path only, or nobody knows which was meant.
 pub fn right_place(path: &str) -> Option<&'static str> {
-    let parts: Vec<&str> = path.split('.').collect();
-    (0..parts.len()).find_map(|from| {
-        let end = parts[from..].join(".");
-        let ends = |key: &&Key| key.path == end || key.path.strip_suffix(&end).is_some_and(|rest| rest.ends_with('.'));
-        let mut known = KEYS.iter().filter(ends);
+    let named = BY_NAME.get(name(path))?;
+    // However long the path, no known one is longer or deeper.
+    let from = path.floor_char_boundary(path.len().saturating_sub(PATH_BYTES_MAX));
+    let dots = path[from..].rmatch_indices('.').map(|(at, _)| from + at + 1);
+    let mut starts: Vec<usize> = dots.chain((from == 0).then_some(0)).take(DEPTH_MAX).collect();
+    starts.reverse();
+    starts.into_iter().find_map(|start| {
+        let end = &path[start..];
+        let ends = |key: &&Key| key.path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let mut known = named.iter().copied().filter(ends);
         let first = known.next()?;
         (known.next().is_none() || first.path == end).then_some(first.path)
     })
@@ -190,5 +248,6 @@ mod tests {
         paths.sort_unstable();
         paths.dedup();
         assert_eq!(paths.len(), KEYS.len());
+        assert!(paths.iter().all(|path| path.len() < PATH_BYTES_MAX && path.split('.').count() <= DEPTH_MAX));
     }
 }

@@ -19,6 +19,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::scrub::private;
 use super::{Answer, Facts, Kind, Question, Unseen};
 use crate::base::{Error, ErrorKind, Result};
 
@@ -103,6 +104,8 @@ impl Capture {
 
     /// Leaves out what is known of other places than these: a capture is for the places that its user named.
     pub fn keep_places(&mut self, paths: &[String]) {
+        // A capture calls them what a recorder made of their names.
+        let paths: Vec<String> = paths.iter().map(|path| private(path)).collect();
         self.facts.retain(|question, _| question.kind != Kind::Place || paths.contains(&question.key));
     }
 

@@ -9,6 +9,7 @@ mod capture;
 mod live;
 mod recorder;
 mod scrub;
+mod scrub_settings;
 mod tree;
 
 use std::fmt;

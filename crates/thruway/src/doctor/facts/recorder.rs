@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 
-use super::scrub::scrubbed;
-use super::{Answer, Capture, Facts, Question};
+use super::scrub::{private, scrubbed};
+use super::{Answer, Capture, Facts, FactsExt, Question};
+use crate::doctor::cufile::DEFAULT_PATH;
 
 /// Asks other facts, and keeps each question with its answer.
 #[derive(Debug)]
@@ -19,12 +20,15 @@ impl<F: Facts> Recorder<F> {
     }
 
     /// What was asked and answered, without what would tell whose machine it is: names of hosts, serial numbers,
-    /// addresses on a network.
+    /// addresses on a network, home directories, containers, and what is private in `cufile.json`.
     pub fn capture(self) -> Capture {
         let recorded = self.capture.into_inner();
+        let settings = recorded.env("CUFILE_ENV_PATH_JSON").unwrap_or_else(|| DEFAULT_PATH.to_owned());
         let mut capture = Capture::default();
         for question in recorded.questions() {
-            capture.insert(question.clone(), scrubbed(question, recorded.look(question)));
+            // Keys and answers name the same place in the same way.
+            let key = Question::new(question.kind, private(&question.key));
+            capture.insert(key, scrubbed(question, recorded.look(question), &settings));
         }
         capture
     }

@@ -3,13 +3,14 @@
 //! Most of it is never asked for: no question is about a serial number, the name of the host, or the address of a network
 //! card. What stands beside an answer all the same is taken out here, in such a way that the diagnosis stays what it was.
 
+use super::scrub_settings::settings;
 use super::{Answer, Kind, Question, Unseen};
 
 /// Words of the kernel's command line that the diagnosis reads; the others may say anything.
 const PARAMETERS: [&str; 9] =
     ["iommu", "intel_iommu", "amd_iommu", "arm-smmu", "pci=", "pcie_", "nvme_core.", "nvidia", "nokaslr"];
 /// Mount options whose value is an address, a name or a path of somebody's.
-const PRIVATE_OPTIONS: [&str; 12] = [
+const PRIVATE_OPTIONS: [&str; 15] = [
     "addr=",
     "clientaddr=",
     "mountaddr=",
@@ -22,28 +23,82 @@ const PRIVATE_OPTIONS: [&str; 12] = [
     "user_id=",
     "fsc=",
     "secret=",
+    "container=",
+    "mon_addr=",
+    "name=",
 ];
+/// Filesystems whose source is `HOST/NAME`.
+const HOST_AND_NAME: [&str; 2] = ["wekafs", "panfs"];
+/// Variables whose value the diagnosis reads; of others it asks whether they are set.
+const READ: [&str; 4] = ["VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDA_HOME"];
+/// Where sources of packages are named, and what in a name counts.
+const SOURCES: [&str; 3] = ["/etc/apt/sources.list.d", "/etc/yum.repos.d", "/etc/zypp/repos.d"];
+const VENDORS: [&str; 3] = ["cuda", "nvidia", "epel"];
+/// So many hexadecimal digits are an identifier: of a container, of a device.
+const IDENTIFIER_DIGITS: usize = 32;
 
-/// The answer without what it should not tell.
-pub(super) fn scrubbed(question: &Question, answer: Answer) -> Answer {
-    let clean = |text: String| {
-        let lines = text.lines().map(|line| match question.key.as_str() {
-            "/proc/self/mountinfo" => mount(line),
-            "/proc/cmdline" => addresses(&parameters(line)),
-            _ => addresses(line),
-        });
-        let mut out: String = lines.map(|line| line + "\n").collect();
-        if text.is_empty() {
-            out.clear();
+/// The answer without what it should not tell. `settings_path` is where the settings of libcufile are.
+pub(super) fn scrubbed(question: &Question, answer: Answer, settings_path: &str) -> Answer {
+    let lines = |text: &str, change: &dyn Fn(&str) -> String| text.lines().map(|line| change(line) + "\n").collect::<String>();
+    let key = question.key.as_str();
+    let clean = |text: String| match (question.kind, key) {
+        (Kind::File, "/proc/self/mountinfo") => lines(&text, &mount),
+        (Kind::File, "/proc/cmdline") => lines(&text, &|line| addresses(&parameters(line))),
+        (Kind::File, _) if key == settings_path => settings(&text),
+        (Kind::Env, _) if !key.starts_with("CUFILE_") && !READ.contains(&key) => {
+            if text.trim().is_empty() {
+                text
+            } else {
+                "set\n".to_owned()
+            }
         }
-        out
+        (Kind::List, _) if SOURCES.contains(&key) => {
+            text.lines().filter(|name| VENDORS.iter().any(|word| name.contains(word))).map(|name| format!("{name}\n")).collect()
+        }
+        // Names of files are asked for one directory at a time, none of which holds addresses; versions look like some.
+        (Kind::Bytes | Kind::List | Kind::Link, _) => text,
+        _ => lines(&text, &addresses),
     };
     match answer {
-        // Names of files are asked for one directory at a time, none of which holds addresses; versions look like some.
-        Ok(text) if !matches!(question.kind, Kind::Bytes | Kind::List | Kind::Link) => Ok(clean(text)),
-        Err(Unseen::Failed(why)) => Err(Unseen::Failed(addresses(&why))),
+        Ok(text) => Ok(private(&clean(text))),
+        Err(Unseen::Failed(why)) => Err(Unseen::Failed(private(&addresses(&why)))),
         answer => answer,
     }
+}
+
+/// Text without names of home directories and identifiers of containers. The same text becomes the same, so that a question
+/// still fits the answer that led to it.
+pub(super) fn private(text: &str) -> String {
+    const HOME: &str = "/home/";
+    let mut parts = text.split(HOME);
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| c == '/' || c == ':' || c == '"' || c.is_whitespace()).unwrap_or(part.len());
+        out.push_str(HOME);
+        out.push_str(if end > 0 { "user" } else { "" });
+        out.push_str(&part[end..]);
+    }
+    identifiers(&out)
+}
+
+/// Text with long hexadecimal numbers, also such with dashes, made zeros.
+fn identifiers(text: &str) -> String {
+    let is_part = |c: char| c.is_ascii_hexdigit() || matches!(c, '-' | '_');
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let (word, behind) = rest.split_at(end);
+        if word.chars().filter(char::is_ascii_hexdigit).count() >= IDENTIFIER_DIGITS {
+            out.extend(word.chars().map(|c| if c.is_ascii_hexdigit() { '0' } else { c }));
+        } else {
+            out.push_str(word);
+        }
+        let next = behind.find(is_part).unwrap_or(behind.len());
+        out.push_str(&behind[..next]);
+        rest = &behind[next..];
+    }
+    out
 }
 
 fn parameters(line: &str) -> String {
@@ -63,6 +118,9 @@ fn mount(line: &str) -> String {
     let source = match source.split_once(":/") {
         Some((_, export)) => format!("server:/{export}"),
         None if source.starts_with("//") => "//server".to_owned(),
+        None if HOST_AND_NAME.contains(&kind) => {
+            source.split_once('/').map_or_else(|| "server".to_owned(), |(_, name)| format!("server/{name}"))
+        }
         None => source.to_owned(),
     };
     let right = format!("{kind} {} {}", source, options(fields.next().unwrap_or_default()));
@@ -118,7 +176,7 @@ mod tests {
     use super::*;
 
     fn clean(key: &str, text: &str) -> String {
-        scrubbed(&Question::new(Kind::File, key), Ok(text.to_owned())).expect("text")
+        scrubbed(&Question::new(Kind::File, key), Ok(text.to_owned()), "/etc/cufile.json").expect("text")
     }
 
     #[test]
@@ -147,5 +205,25 @@ mod tests {
     fn of_the_kernels_command_line_only_known_words_stay() {
         let line = "root=UUID=1 ip=10.0.0.1 hostname=secret iommu=pt intel_iommu=on quiet";
         assert_eq!(clean("/proc/cmdline", line), "iommu=pt intel_iommu=on\n");
+    }
+
+    #[test]
+    fn users_containers_and_hosts_are_nobodys() {
+        let line = "9 1 0:5 /kubepods/pod0a1b2c3d_0000_1111_2222_333344445555/cri-containerd-0123456789abcdef0123456789abcdef.scope \
+                    /home/alice/data rw - wekafs backend01.corp/default rw,container=client_host17";
+        let clean_line = clean("/proc/self/mountinfo", line);
+        for private in ["alice", "0a1b2c3d", "0123456789abcdef", "backend01", "host17"] {
+            assert!(!clean_line.contains(private), "{private}: {clean_line}");
+        }
+        assert!(clean_line.contains("/home/user/data rw - wekafs server/default rw"), "{clean_line}");
+        let env = |name: &str, value: &str| {
+            scrubbed(&Question::new(Kind::Env, name), Ok(format!("{value}\n")), "/etc/cufile.json").expect("text")
+        };
+        assert_eq!(env("VIRTUAL_ENV", "/home/alice/venv"), "/home/user/venv\n");
+        assert_eq!(env("LD_LIBRARY_PATH", "/home/alice/a:/home/bob/b"), "/home/user/a:/home/user/b\n");
+        assert_eq!(env("APPTAINER_CONTAINER", "/images/of-alice.sif"), "set\n");
+        let sources = Question::new(Kind::List, "/etc/yum.repos.d");
+        let names = scrubbed(&sources, Ok("corp-mirror.repo\ncuda-rhel9.repo\n".to_owned()), "").expect("text");
+        assert_eq!(names, "cuda-rhel9.repo\n");
     }
 }

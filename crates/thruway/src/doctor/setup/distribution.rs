@@ -29,6 +29,8 @@ pub struct Distribution {
     pub family: Family,
     /// Whether it still has no `dnf`.
     has_yum_only: bool,
+    /// Whether DKMS is among its own packages; Red Hat's relatives have it in EPEL.
+    has_dkms: bool,
 }
 
 impl Distribution {
@@ -55,12 +57,13 @@ impl Distribution {
             let hint = "Ubuntu, Debian, the RHEL family and SLES are; `thruway doctor` names what is missing, to be done by hand";
             return Err(Error::new(ErrorKind::Unsupported, message).with("file", RELEASE).with_hint(hint));
         };
+        let has_dkms = family != Family::RedHat || own == "fedora" || facts.exists("/usr/sbin/dkms");
         let name = match word("PRETTY_NAME") {
             pretty if pretty.is_empty() => own,
             pretty => pretty,
         };
         let has_yum_only = family == Family::RedHat && !facts.exists("/usr/bin/dnf") && facts.exists("/usr/bin/yum");
-        Ok(Self { name, family, has_yum_only })
+        Ok(Self { name, family, has_yum_only, has_dkms })
     }
 
     /// The commands that install packages.
@@ -99,10 +102,20 @@ impl Distribution {
         }
         let headers = match self.family {
             Family::Ubuntu | Family::Debian => format!("linux-headers-{release}"),
-            Family::RedHat => format!("kernel-devel-{release}"),
+            Family::RedHat => red_hat_headers(release),
             Family::Suse => "kernel-default-devel".to_owned(),
         };
         (!has_headers).then_some(headers).into_iter().chain(["nvidia-fs-dkms".to_owned()]).collect()
+    }
+
+    /// Whether DKMS cannot be installed because the repository that has it is not there.
+    pub fn lacks_dkms(&self, facts: &dyn Facts) -> bool {
+        // What may not be seen may be there.
+        let has_source = match facts.list(self.sources()) {
+            Ok(names) => names.iter().any(|name| name.contains("epel")),
+            Err(unseen) => unseen != Unseen::Absent,
+        };
+        !self.has_dkms && !has_source
     }
 
     /// Where its sources of packages are named; those of NVIDIA have its name or CUDA's.
@@ -113,6 +126,19 @@ impl Distribution {
             Family::Suse => "/etc/zypp/repos.d",
         }
     }
+}
+
+/// The package with the headers of a kernel: each of Red Hat's flavours, and Oracle's, has its own. `…aarch64+64k` is what the
+/// kernel says, and the package's version is without the flavour.
+fn red_hat_headers(release: &str) -> String {
+    let (version, flavour) = match release.split_once('+') {
+        Some((version, flavour)) => (version, flavour.trim_end_matches("-debug")),
+        // Before they had a plus: `5.14.0-284.11.1.rt14.296.el9_2.x86_64`; Oracle's `5.15.0-200.131.27.el9uek.x86_64`.
+        None if release.contains(".rt") => (release, "rt"),
+        None if release.contains("uek") => (release, "uek"),
+        None => return format!("kernel-devel-{release}"),
+    };
+    format!("kernel-{flavour}-devel-{version}")
 }
 
 /// Whether a kernel is one of Ubuntu's `linux-nvidia`, whose NVMe driver knows nvidia-fs: `6.8.0-1030-nvidia`,
@@ -169,5 +195,28 @@ mod tests {
         let ubuntu = found("ID=ubuntu", "").expect("known");
         assert_eq!(ubuntu.module("6.8.0-1030-nvidia", false), ["linux-modules-nvidia-fs-6.8.0-1030-nvidia"]);
         assert_eq!(ubuntu.module("6.8.0-45-generic", false), ["linux-headers-6.8.0-45-generic", "nvidia-fs-dkms"]);
+        let rhel = found("ID=rhel", "").expect("known");
+        for (release, headers) in [
+            ("5.14.0-570.12.1.el9_6.x86_64", "kernel-devel-5.14.0-570.12.1.el9_6.x86_64"),
+            ("5.14.0-570.12.1.el9_6.aarch64+64k", "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64"),
+            ("5.14.0-570.12.1.el9_6.x86_64+rt", "kernel-rt-devel-5.14.0-570.12.1.el9_6.x86_64"),
+            ("5.14.0-284.11.1.rt14.296.el9_2.x86_64", "kernel-rt-devel-5.14.0-284.11.1.rt14.296.el9_2.x86_64"),
+            ("5.15.0-200.131.27.el9uek.x86_64", "kernel-uek-devel-5.15.0-200.131.27.el9uek.x86_64"),
+        ] {
+            assert_eq!(rhel.module(release, false), [headers, "nvidia-fs-dkms"]);
+        }
+    }
+
+    #[test]
+    fn where_dkms_is_not_among_the_packages_it_is_said() {
+        let lacks = |text, rest: &str| {
+            let capture = Capture::parse(&format!("thruway-facts 1\n@ file {RELEASE}\n{text}\n{rest}@ rest absent\n"));
+            let capture = capture.expect("a capture");
+            Distribution::examine(&capture).expect("known").lacks_dkms(&capture)
+        };
+        assert!(lacks("ID=rocky", "") && lacks("ID=rhel", "@ list /etc/yum.repos.d\nredhat.repo\n"));
+        assert!(!lacks("ID=rocky", "@ list /etc/yum.repos.d\nepel.repo\n"));
+        assert!(!lacks("ID=rocky", "@ link /usr/sbin/dkms\n/usr/sbin/dkms\n"));
+        assert!(!lacks("ID=fedora", "") && !lacks("ID=ubuntu", ""));
     }
 }

@@ -13,8 +13,9 @@ mod way;
 
 use serde::Serialize;
 
+use super::cufile::edit::apply;
 use super::diagnose;
-use super::facts::Facts;
+use super::facts::{Facts, FactsExt};
 use super::machine::Machine;
 use super::report::{Finding, PathReport, Report, Route, Verdict};
 use crate::base::Result;
@@ -27,13 +28,86 @@ pub use distribution::{Distribution, Family};
 pub enum Action {
     /// Runs a command: its name and its arguments.
     Run(Vec<String>),
-    /// Gives a file this content; what it held before is kept beside it, under its name with `.old` behind.
+    /// Runs a command that carries files over into another, where they come into force. Once files are taken back it is run
+    /// again.
+    Rebuild(Vec<String>),
+    /// Gives a file this content.
     Write {
         /// The file.
         path: String,
         /// All of its new content.
         text: String,
     },
+    /// Gives a file the lines that it lacks.
+    Append {
+        /// The file.
+        path: String,
+        /// The lines.
+        lines: Vec<String>,
+    },
+    /// Gives keys of a `cufile.json` their values.
+    Set {
+        /// The file.
+        path: String,
+        /// The keys.
+        keys: Vec<Setting>,
+    },
+}
+
+/// A key of `cufile.json` that is to have a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// The key, with those above it.
+    pub key: &'static str,
+    /// Its value in JSON.
+    pub value: String,
+    /// Whether a value that stands there stays.
+    pub yields: bool,
+}
+
+impl Action {
+    /// The file that it changes. What that held before is kept beside it, under its name with `.old` behind, or with `.old.2`
+    /// and so on where there is one.
+    pub fn file(&self) -> Option<&str> {
+        match self {
+            Self::Run(_) | Self::Rebuild(_) => None,
+            Self::Write { path, .. } | Self::Append { path, .. } | Self::Set { path, .. } => Some(path),
+        }
+    }
+
+    /// What the file is to hold, of what it holds when the step is carried out: a step before it, such as the installation of a
+    /// package, may have written it.
+    ///
+    /// # Errors
+    /// What [`apply`](crate::doctor::cufile::edit::apply) gives.
+    pub fn content(&self, old: Option<&[u8]>) -> Result<Vec<u8>> {
+        Ok(match self {
+            Self::Run(_) | Self::Rebuild(_) => old.unwrap_or_default().to_vec(),
+            Self::Write { text, .. } => text.clone().into_bytes(),
+            Self::Append { lines, .. } => appended(old.unwrap_or_default(), lines),
+            // What is no UTF-8 is refused, so that nothing of it is lost.
+            Self::Set { keys, .. } => {
+                let old = old.map(String::from_utf8_lossy);
+                let due = settings::due(old.as_deref(), keys);
+                apply(old.as_deref(), &due)?.into_bytes()
+            }
+        })
+    }
+}
+
+/// The content with the lines that it lacks behind it.
+fn appended(old: &[u8], lines: &[String]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(old);
+    let has = |wanted: &String| text.lines().any(|line| line.split_whitespace().eq(wanted.split_whitespace()));
+    let mut content = old.to_vec();
+    for line in lines.iter().filter(|line| !has(line)) {
+        if content.last().is_some_and(|last| *last != b'\n') {
+            content.push(b'\n');
+        }
+        content.extend_from_slice(line.as_bytes());
+        content.push(b'\n');
+    }
+    content
 }
 
 /// One step.
@@ -56,10 +130,14 @@ pub struct Plan {
     pub container: Option<&'static str>,
     /// The route that the steps open; `None` if none can be opened.
     pub route: Option<Route>,
+    /// What a person has to see to before the first step, without which a step fails.
+    pub first: Vec<String>,
     /// The steps, in their order.
     pub steps: Vec<Step>,
     /// What a person has to do, or to know.
     pub by_hand: Vec<String>,
+    /// Whether the route stays shut until something of that is done.
+    pub is_shut_by_hand: bool,
     /// Whether the machine has to be started anew before the steps have their effect.
     pub needs_restart: bool,
     /// What the doctor says of the machine as it is.
@@ -77,10 +155,12 @@ impl Plan {
         let (machine, report) = diagnose(facts, paths);
         let mut plan = Self {
             distribution: None,
-            container: machine.container,
+            container: machine.container.or_else(|| in_apptainer(facts)),
             route: way::choose(facts, &machine, &report),
+            first: Vec::new(),
             steps: Vec::new(),
             by_hand: Vec::new(),
+            is_shut_by_hand: false,
             needs_restart: false,
             conclusion: report.conclusion.clone(),
         };
@@ -91,10 +171,10 @@ impl Plan {
         // In a container nothing is installed, whatever it was made from.
         let distribution = match Distribution::examine(facts) {
             Ok(distribution) => Some(distribution),
-            Err(_) if machine.container.is_some() => None,
+            Err(_) if plan.container.is_some() => None,
             Err(error) => return Err(error),
         };
-        if machine.container.is_some() {
+        if plan.container.is_some() {
             plan.by_hand.extend(steps::of_container(facts, &machine, route));
         }
         let context = steps::Context { facts, machine: &machine, report: &report, route, root };
@@ -102,9 +182,16 @@ impl Plan {
             steps::of_host(&context, distribution, &mut plan)?;
             plan.distribution = Some(distribution.name.clone());
         }
-        plan.by_hand.extend(left(&machine, &report, route));
+        left(&report, route, &mut plan);
         Ok(plan)
     }
+}
+
+/// What shows that this is a container of Apptainer or Singularity, which leave none of the others' signs.
+fn in_apptainer(facts: &dyn Facts) -> Option<&'static str> {
+    const DIRECTORY: &str = "/.singularity.d";
+    let names = ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"];
+    facts.exists(DIRECTORY).then_some(DIRECTORY).or_else(|| names.into_iter().find(|name| facts.env(name).is_some()))
 }
 
 /// What is to be done where set-up can open no route.
@@ -127,12 +214,12 @@ fn instead(facts: &dyn Facts, machine: &Machine, report: &Report) -> Vec<String>
 }
 
 /// What set-up leaves to a person: findings in the way of the route, and risks, that it does not put right.
-fn left(machine: &Machine, report: &Report, route: Route) -> Vec<String> {
+fn left(report: &Report, route: Route, plan: &mut Plan) {
     let is_bar = |finding: &Finding| way::is_by_hand(finding.id) && finding.bar(route).is_some();
     let is_risk =
         |finding: &Finding| ["pcie.acs", "nvidia_fs.version"].contains(&finding.id) && finding.verdict == Verdict::Warning;
     // What a container must be given has been said.
-    let is_said = |finding: &Finding| machine.container.is_some() && finding.id == "container.udev";
+    let is_said = |finding: &Finding| plan.container.is_some() && finding.id == "container.udev";
     let text = |finding: &Finding| {
         let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
         let remedy = finding.remedy.as_deref().map(|remedy| format!(": {remedy}")).unwrap_or_default();
@@ -140,8 +227,42 @@ fn left(machine: &Machine, report: &Report, route: Route) -> Vec<String> {
     };
     let findings = report.findings.iter().filter(|finding| (is_bar(finding) || is_risk(finding)) && !is_said(finding));
     let mut left: Vec<String> = findings.map(text).collect();
+    if left.iter().any(|text| text.contains("data=ordered")) {
+        left.push(
+            "ext4 refuses another data= on a remount: unmount it and mount it anew; for the root filesystem write \
+             rootflags=data=ordered on the kernel's command line and restart"
+                .to_owned(),
+        );
+    }
     if report.findings.iter().any(is_bar) {
         left.push("until that is done, programs that use cuFile get an error where bytes cannot go directly".to_owned());
+        plan.is_shut_by_hand = true;
     }
-    left
+    plan.by_hand.extend(left);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_changed_as_it_is_when_its_step_comes() {
+        let path = "/etc/x".to_owned();
+        let action =
+            Action::Append { path: path.clone(), lines: vec!["* soft nofile 1".to_owned(), "* hard nofile 1".to_owned()] };
+        let old = b"# caf\xe9\n*  soft\tnofile 1\n@ours - nofile 7";
+        let new = action.content(Some(old)).expect("always");
+        assert_eq!(new, [old.as_slice(), b"\n* hard nofile 1\n"].concat(), "no line of the user's is lost, whatever its letters");
+        assert_eq!(action.content(Some(&new)).expect("always"), new);
+
+        let setting = |key, value: &str, yields| Setting { key, value: value.to_owned(), yields };
+        let keys = vec![setting("properties.allow_compat_mode", "false", false), setting("execution.max_io_threads", "4", true)];
+        let action = Action::Set { path, keys };
+        let brought =
+            "{ // by the package\n\"properties\": {\"allow_compat_mode\": true},\n\"execution\": {\"max_io_threads\": 8}}";
+        let new = String::from_utf8(action.content(Some(brought.as_bytes())).expect("valid")).expect("text");
+        assert_eq!(new, brought.replace("true", "false"), "what forbids is set, what is chosen stays");
+        assert!(String::from_utf8(action.content(None).expect("a new one")).expect("text").contains("\"max_io_threads\": 4"));
+        action.content(Some(b"{ // caf\xe9\n}")).expect_err("its bytes would be lost");
+    }
 }

@@ -1,6 +1,6 @@
 //! What `cufile.json` is to say on a machine.
 
-use super::Route;
+use super::{Route, Setting};
 use crate::doctor::cufile::jsonc::{Node, parse};
 use crate::doctor::machine::{LayerKind, Machine};
 
@@ -9,28 +9,34 @@ use crate::doctor::machine::{LayerKind, Machine};
 const PINNED_KB: u64 = 33_554_432;
 const CACHE_KB: u64 = 131_072;
 
-/// The keys to set, with their values in JSON. What forbids the way through the host is set whatever stands there; sizes only
-/// where nobody has chosen one.
-pub(super) fn wanted(machine: &Machine, route: Route, old: Option<&str>) -> Vec<(&'static str, String)> {
+/// The keys to set. What forbids the way through the host is set whatever stands there; sizes only where nobody has chosen one.
+pub(super) fn wanted(machine: &Machine, route: Route) -> Vec<Setting> {
+    let set = |key, value: &str| Setting { key, value: value.to_owned(), yields: false };
     let settings = machine.config.audit().map(|audit| &audit.settings);
-    let mut wanted = vec![("properties.allow_compat_mode", "false".to_owned())];
+    let mut wanted = vec![set("properties.allow_compat_mode", "false")];
     for (key, is_on) in [
         ("properties.force_compat_mode", settings.and_then(|settings| settings.force_compat)),
         ("properties.vanilla_posix_io_mode", settings.and_then(|settings| settings.vanilla_posix)),
     ] {
-        wanted.extend((is_on == Some(true)).then(|| (key, "false".to_owned())));
+        wanted.extend((is_on == Some(true)).then(|| set(key, "false")));
     }
     if route == Route::CufileP2pdma {
-        wanted.extend(["properties.use_pci_p2pdma", "block.nvme.use_pci_p2pdma"].map(|key| (key, "true".to_owned())));
+        wanted.extend(["properties.use_pci_p2pdma", "block.nvme.use_pci_p2pdma"].map(|key| set(key, "true")));
         let layers = machine.targets.iter().flat_map(|target| &target.layers);
         let has_raid = layers.into_iter().any(|layer| layer.kind == LayerKind::Raid("raid0".to_owned()));
-        wanted.extend(has_raid.then(|| ("block.raid.use_pci_p2pdma", "true".to_owned())));
+        wanted.extend(has_raid.then(|| set("block.raid.use_pci_p2pdma", "true")));
     }
-    let root = old.and_then(|text| parse(text).ok());
-    let is_chosen =
-        |path: &str| root.as_ref().is_some_and(|root| path.split('.').try_fold(root, |node: &Node, key| node.get(key)).is_some());
-    wanted.extend(sizes(machine).into_iter().filter(|(key, _)| !is_chosen(key)));
+    wanted.extend(sizes(machine).into_iter().map(|(key, value)| Setting { key, value, yields: true }));
     wanted
+}
+
+/// Those keys, with their values, that are to be set in a file as it is.
+pub(super) fn due<'a>(old: Option<&str>, wanted: &'a [Setting]) -> Vec<(&'static str, &'a str)> {
+    let root = old.and_then(|text| parse(text).ok());
+    let is_there =
+        |path: &str| root.as_ref().is_some_and(|root| path.split('.').try_fold(root, |node: &Node, key| node.get(key)).is_some());
+    let due = wanted.iter().filter(|setting| !setting.yields || !is_there(setting.key));
+    due.map(|setting| (setting.key, setting.value.as_str())).collect()
 }
 
 /// Sizes fit for a machine.

@@ -24,6 +24,9 @@ const OURS: [&str; 8] = [
 const BY_HAND: [&str; 7] =
     ["path.filesystem", "path.denied", "cufile.environment", "container.udev", "nvidia_fs.nodes", "p2pdma.iommu", "gpu.bar1"];
 
+/// By which a patched NVMe driver lets nvidia-fs register.
+const REGISTER: [&str; 2] = ["nvme_v1_register_nvfs_dma_ops", "nvme_v2_register_nvfs_dma_ops"];
+
 /// Whether a check's finding stays for a person to put right.
 pub(super) fn is_by_hand(id: &str) -> bool {
     BY_HAND.contains(&id)
@@ -74,11 +77,15 @@ fn may_load(facts: &dyn Facts, machine: &Machine, path: &PathReport) -> bool {
 }
 
 /// Whether a place lies on local NVMe drives whose driver does not know nvidia-fs, as far as that can be seen while the module
-/// is not loaded: Ubuntu's kernels `linux-nvidia` have a patched one, and DOCA and MLNX_OFED bring theirs with `mlx_compat`.
+/// is not loaded. Ubuntu's kernels `linux-nvidia` have a patched driver. One that DOCA or MLNX_OFED brought exports the function
+/// by which nvidia-fs registers; that `mlx_compat` is loaded shows network drivers of theirs, no NVMe driver.
 pub(super) fn lacks_patched_driver(facts: &dyn Facts, machine: &Machine, path: &PathReport) -> bool {
     let target = machine.targets.iter().find(|target| target.path == path.path);
     let mut drives = target.into_iter().flat_map(|target| &target.drives);
     let is_local = drives.any(|drive| matches!(&drive.kind, DriveKind::Nvme(transport) if transport == "pcie"));
-    let is_patched = is_nvidia_kernel(&machine.release) || facts.exists("/sys/module/mlx_compat");
+    // depmod's table of what modules export.
+    let table = format!("/lib/modules/{}/modules.symbols", machine.release);
+    let exports = |symbol: &str| facts.lines(&table, &format!("alias symbol:{symbol}")).is_ok_and(|lines| !lines.is_empty());
+    let is_patched = is_nvidia_kernel(&machine.release) || REGISTER.iter().any(|symbol| exports(symbol));
     is_local && !is_patched && !is_loaded(facts, "nvidia_fs")
 }

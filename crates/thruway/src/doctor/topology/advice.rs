@@ -8,7 +8,7 @@
 use serde::Serialize;
 
 use crate::doctor::machine::{Gpu, Machine, PciDevice, Target};
-use crate::doctor::parse::pci::Distance;
+use crate::doctor::parse::pci::{self, Distance};
 use crate::doctor::report::{Expected, PathReport, Route};
 
 /// How far a GPU lies from a place.
@@ -16,8 +16,59 @@ use crate::doctor::report::{Expected, PathReport, Route};
 pub struct Way {
     /// The GPU.
     pub gpu: String,
-    /// The word of `nvidia-smi topo`: `PIX`, `PHB`, `NODE`, `SYS`.
+    /// The word of `nvidia-smi topo`: `PIX`, `PXB`, `PHB`, `NODE`, `SYS`; `NODE?` where the kernel names no NUMA nodes, so
+    /// that nobody knows which of the last two it is.
     pub distance: &'static str,
+}
+
+/// How far two devices lie from each other, the nearer the less.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Reach {
+    distance: Distance,
+    /// Whether the way leads through more than one switch.
+    by_switches: bool,
+    /// Whether the NUMA nodes that decide it are unknown.
+    is_guess: bool,
+}
+
+impl Reach {
+    fn between(one: &PciDevice, other: &PciDevice) -> Option<Self> {
+        let distance = one.distance(other)?;
+        let (ours, theirs) = (pci::addresses(&one.path), pci::addresses(&other.path));
+        let shared = ours.iter().zip(&theirs).take_while(|(one, other)| one == other).count();
+        // Below the upper end of the switch that they share: its port, and the device.
+        let by_switches = distance == Distance::Switch && ours.len().max(theirs.len()) > shared + 2;
+        let is_guess = distance == Distance::Node && (one.node.is_none() || other.node.is_none());
+        Some(Self { distance, by_switches, is_guess })
+    }
+
+    fn word(self) -> &'static str {
+        match (self.by_switches, self.is_guess) {
+            (true, _) => "PXB",
+            (_, true) => "NODE?",
+            _ => self.distance.word(),
+        }
+    }
+
+    fn describe(self) -> &'static str {
+        match (self.by_switches, self.is_guess) {
+            (true, _) => "under several PCIe switches below one port",
+            (_, true) => "under two root complexes, whose NUMA nodes are not told",
+            _ => self.distance.describe(),
+        }
+    }
+
+    /// Where a GPU lies as seen from `what`.
+    fn beside(self, what: &str) -> String {
+        match self.distance {
+            Distance::Switch if self.by_switches => format!("several PCIe switches away from {what}"),
+            Distance::Switch => format!("under one PCIe switch with {what}"),
+            Distance::Root => format!("under one root complex with {what}"),
+            Distance::Node if self.is_guess => format!("under another root complex than {what}, on a NUMA node that is not told"),
+            Distance::Node => format!("under another root complex than {what}, on the same NUMA node"),
+            Distance::Sockets => format!("on another socket than {what}"),
+        }
+    }
 }
 
 /// The best GPU for a place.
@@ -56,9 +107,9 @@ fn sources<'a>(machine: &'a Machine, target: &'a Target) -> Vec<&'a PciDevice> {
 }
 
 /// The distance between a GPU and a place: that of the farthest drive, or of the nearest network card.
-fn distance(machine: &Machine, gpu: &Gpu, target: &Target) -> Option<Distance> {
+fn distance(machine: &Machine, gpu: &Gpu, target: &Target) -> Option<Reach> {
     let device = gpu.device.as_ref()?;
-    let distances = sources(machine, target).into_iter().filter_map(|source| device.distance(source));
+    let distances = sources(machine, target).into_iter().filter_map(|source| Reach::between(device, source));
     if target.is_remote() { distances.min() } else { distances.max() }
 }
 
@@ -70,7 +121,7 @@ fn rate(machine: &Machine, gpu: &Gpu, target: &Target) -> f64 {
         |sources: &mut dyn Iterator<Item = &&PciDevice>| -> f64 { sources.filter_map(|source| source.link.gb_per_s()).sum() };
     if target.is_remote() {
         // One card serves a GPU: the nearest.
-        return rates(&mut sources.iter().min_by_key(|source| device.distance(source)).into_iter());
+        return rates(&mut sources.iter().min_by_key(|source| Reach::between(device, source)).into_iter());
     }
     rates(&mut sources.iter())
 }
@@ -81,8 +132,7 @@ pub(super) fn of_mounts(machine: &Machine) -> Vec<MountAdvice> {
 }
 
 fn of_mount(machine: &Machine, target: &Target) -> MountAdvice {
-    let ways: Vec<(&Gpu, Distance)> =
-        machine.gpus.iter().filter_map(|gpu| Some((gpu, distance(machine, gpu, target)?))).collect();
+    let ways: Vec<(&Gpu, Reach)> = machine.gpus.iter().filter_map(|gpu| Some((gpu, distance(machine, gpu, target)?))).collect();
     let best = ways.iter().min_by_key(|(_, distance)| *distance);
     let reason = match best {
         None => why_none(machine, target).to_owned(),
@@ -99,7 +149,7 @@ fn of_mount(machine: &Machine, target: &Target) -> MountAdvice {
                 (false, 1) => "the drive",
                 _ => "the farthest of its drives",
             };
-            format!("{}, {others}", beside(*nearest, what))
+            format!("{}, {others}", nearest.beside(what))
         }
     };
     MountAdvice {
@@ -111,19 +161,11 @@ fn of_mount(machine: &Machine, target: &Target) -> MountAdvice {
     }
 }
 
-/// Where a GPU lies as seen from `what`.
-fn beside(distance: Distance, what: &str) -> String {
-    match distance {
-        Distance::Switch => format!("under one PCIe switch with {what}"),
-        Distance::Root => format!("under one root complex with {what}"),
-        Distance::Node => format!("under another root complex than {what}, on the same NUMA node"),
-        Distance::Sockets => format!("on another socket than {what}"),
-    }
-}
-
 fn why_none(machine: &Machine, target: &Target) -> &'static str {
     if machine.gpus.is_empty() {
         "there is no GPU"
+    } else if target.is_remote() && sources(machine, target).is_empty() {
+        "it lies on another machine, and no network card that can do RDMA is to be seen, so all GPUs are equal to it"
     } else if sources(machine, target).is_empty() {
         "what it lies on is not to be seen on the PCI bus, so all GPUs are equal to it"
     } else {
@@ -164,4 +206,33 @@ fn of_gpu(machine: &Machine, reports: &[PathReport], gpu: &Gpu) -> GpuAdvice {
     let rate = rate(machine, gpu, target);
     let links = if rate > 0.0 { format!(", links of {rate:.1} GB/s") } else { String::new() };
     GpuAdvice { gpu: gpu.label(), path: Some(target.path.clone()), reason: format!("{}{links}; {way}", distance.describe()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::machine::Link;
+
+    #[test]
+    fn one_switch_is_told_from_several_and_an_unknown_node_from_a_known_one() {
+        let device = |path: &str, node| PciDevice {
+            address: String::new(),
+            path: format!("/sys/devices/{path}"),
+            node,
+            link: Link::default(),
+            link_max: Link::default(),
+            iommu: None,
+            registers: Vec::new(),
+            peer_bytes: None,
+        };
+        let gpu = device("pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:00.0/0000:43:00.0", Some(0));
+        let word = |other: &PciDevice| Reach::between(&gpu, other).map(Reach::word);
+        assert_eq!(word(&device("pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:01.0/0000:44:00.0", Some(0))), Some("PIX"));
+        let behind_another = "pci0000:40/0000:40:01.1/0000:41:00.0/0000:42:01.0/0000:44:00.0/0000:45:00.0/0000:46:00.0";
+        assert_eq!(word(&device(behind_another, Some(0))), Some("PXB"));
+        assert_eq!(word(&device("pci0000:40/0000:40:03.1/0000:48:00.0", Some(0))), Some("PHB"));
+        let far = "pci0000:c0/0000:c0:01.1/0000:c1:00.0";
+        let words = [Some(0), None, Some(1)].map(|node| word(&device(far, node)));
+        assert_eq!(words, [Some("NODE"), Some("NODE?"), Some("SYS")]);
+    }
 }

@@ -20,6 +20,11 @@ pub use advice::{GpuAdvice, MountAdvice};
 
 /// So many mounts are looked at where none is named.
 const MOUNTS_MAX: usize = 64;
+/// And so many of servers: each that does not answer takes its time.
+const REMOTE_MOUNTS_MAX: usize = 8;
+
+/// Filesystems of servers that can have a direct path.
+const REMOTE: [&str; 8] = ["nfs", "nfs4", "lustre", "beegfs", "gpfs", "wekafs", "scatefs", "panfs"];
 
 /// What kind of thing is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -107,14 +112,14 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Draws the machine behind `facts`, and the places `paths` on it; without any the mounts of its block devices. Changes
-    /// nothing, and takes bounded time.
+    /// Draws the machine behind `facts`, and the places `paths` on it; without any the mounts of its block devices and of
+    /// servers. Changes nothing, and takes bounded time.
     pub fn examine(facts: &dyn Facts, paths: &[String]) -> Self {
         let named = if paths.is_empty() { mount_points(facts) } else { paths.to_vec() };
         let (mut machine, mut report) = diagnose(facts, &named);
         if paths.is_empty() {
-            // Of what nobody named, only what lies on a drive that can be drawn.
-            machine.targets.retain(|target| target.devices().next().is_some());
+            // Of what nobody named, only what lies on a drive that can be drawn, or on a server.
+            machine.targets.retain(|target| target.is_remote() || target.devices().next().is_some());
             report.paths.retain(|path| machine.targets.iter().any(|target| target.path == path.path));
         }
         let (nodes, elsewhere) = tree::grow(facts, &machine);
@@ -127,14 +132,17 @@ impl Topology {
     }
 }
 
-/// The mounts of block devices, each device once.
+/// The mounts of block devices and of servers, each device once.
 fn mount_points(facts: &dyn Facts) -> Vec<String> {
     let table = facts.file("/proc/self/mountinfo").unwrap_or_default();
     let mut seen: Vec<String> = Vec::new();
     let mut points = Vec::new();
+    let mut remote = 0;
     for mount in mounts::parse(&table) {
         let is_drive = mount.source.starts_with("/dev/") && mount.kind != "squashfs";
-        if is_drive && !seen.contains(&mount.device) && points.len() < MOUNTS_MAX {
+        let is_remote = REMOTE.contains(&mount.kind.as_str()) && remote < REMOTE_MOUNTS_MAX;
+        if (is_drive || is_remote) && !seen.contains(&mount.device) && points.len() < MOUNTS_MAX {
+            remote += usize::from(is_remote);
             seen.push(mount.device);
             points.push(mount.point);
         }

@@ -12,7 +12,7 @@ const DEPTH_MAX: usize = 16;
 pub(super) fn grow(facts: &dyn Facts, machine: &Machine) -> (Vec<Node>, Vec<Part>) {
     let mut nodes: Vec<Node> = Vec::new();
     let mut elsewhere = Vec::new();
-    for (device, part) in leaves(machine) {
+    for (device, part) in leaves(facts, machine) {
         let Some((device, root)) = device.and_then(|device| Some((device, pci::root_of(&device.path)?))) else {
             elsewhere.push(part);
             continue;
@@ -89,11 +89,11 @@ fn sort(parts: &mut [Part]) {
 }
 
 /// What the tree bears, each thing once.
-fn leaves(machine: &Machine) -> Vec<(Option<&PciDevice>, Part)> {
-    let mut leaves: Vec<(Option<&PciDevice>, Part)> =
+fn leaves<'a>(facts: &dyn Facts, machine: &'a Machine) -> Vec<(Option<&'a PciDevice>, Part)> {
+    let mut leaves: Vec<(Option<&'a PciDevice>, Part)> =
         machine.gpus.iter().map(|gpu| (gpu.device.as_ref(), gpu_part(gpu))).collect();
     leaves.extend(machine.controllers.iter().map(|controller| (Some(&controller.device), nvme_part(machine, controller))));
-    leaves.extend(machine.nics.iter().map(|nic| (Some(&nic.device), nic_part(nic))));
+    leaves.extend(machine.nics.iter().map(|nic| (Some(&nic.device), nic_part(facts, nic))));
     for drive in machine.targets.iter().flat_map(|target| &target.drives) {
         let is_drawn = leaves.iter().any(|(device, part)| match (&drive.device, device) {
             (Some(drive), Some(device)) => drive.address == device.address,
@@ -134,7 +134,7 @@ fn nvme_part(machine: &Machine, controller: &Controller) -> Part {
     Part { places: places_on(machine, address), ..leaf(Kind::Nvme, label, Some(&controller.device), true) }
 }
 
-fn nic_part(nic: &Nic) -> Part {
+fn nic_part(facts: &dyn Facts, nic: &Nic) -> Part {
     let note = |port: &crate::doctor::machine::RdmaPort| {
         let words = [port.link_layer.as_str(), port.rate.as_str()];
         let words = words.into_iter().filter(|word| !word.is_empty());
@@ -142,7 +142,14 @@ fn nic_part(nic: &Nic) -> Part {
         format!("{}: {}", port.name, words.collect::<Vec<&str>>().join(", "))
     };
     let notes = nic.ports.iter().map(note).collect();
-    let label = if nic.interfaces.is_empty() { nic.label() } else { nic.interfaces.join(", ") };
+    let mut interfaces = nic.interfaces.clone();
+    if interfaces.is_empty() {
+        // Those of a virtual card lie a level deeper.
+        let base = format!("/sys/bus/pci/devices/{}", nic.device.address);
+        let virtio = facts.names(&base).into_iter().filter(|name| name.starts_with("virtio"));
+        interfaces.extend(virtio.flat_map(|name| facts.names(&format!("{base}/{name}/net"))));
+    }
+    let label = if interfaces.is_empty() { nic.label() } else { interfaces.join(", ") };
     Part { notes, ..leaf(Kind::Network, label, Some(&nic.device), true) }
 }
 
