@@ -133,25 +133,42 @@ fn commands_end_in_time_whatever_of_theirs_lies_on_a_dead_mount() {
 }
 
 #[test]
-fn a_signal_ends_the_doctor_while_it_waits() {
+fn a_signal_ends_what_waits() {
     let directory = scratch();
     for signal in ["-INT", "-TERM"] {
         let mounts: Vec<DeadMount> =
             (0..12).map_while(|number| DeadMount::new(directory.path(), &format!("{signal}{number}"))).collect();
-        let [first, ..] = mounts.as_slice() else { return };
-        let mut child = command(directory.path())
-            .arg("doctor")
-            .args(mounts.iter().map(|mount| mount.path("a")))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("start");
-        first.requests.recv_timeout(Duration::from_secs(60)).expect("it looks");
-        let begun = Instant::now();
-        let sent = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
-        assert!(sent.success());
-        assert_eq!(child.wait().expect("wait").code(), Some(130), "{signal}");
-        // The other mounts would take four seconds more.
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        let [first, second, ..] = mounts.as_slice() else { return };
+        // To wait for all of them would take the doctor four seconds more, and `config` three and a half.
+        let doctor: Vec<String> =
+            std::iter::once("doctor".to_owned()).chain(mounts.iter().map(|mount| mount.path("a"))).collect();
+        let config = ["config", "check", &second.path("a")].map(str::to_owned).to_vec();
+        for (mount, arguments) in [(first, doctor), (second, config)] {
+            let mut child = command(directory.path());
+            let mut child = child.args(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start");
+            mount.requests.recv_timeout(Duration::from_secs(60)).expect("it looks");
+            let begun = Instant::now();
+            let sent = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
+            assert!(sent.success());
+            assert_eq!(child.wait().expect("wait").code(), Some(130), "{signal} {arguments:?}");
+            assert!(begun.elapsed() < Duration::from_secs(2), "{arguments:?}: {:?}", begun.elapsed());
+        }
     }
+}
+
+/// What looks at a dead mount outlives the command, and must not hold what the command was started with: a job server's pipe,
+/// or the one that a script reads its output from.
+#[test]
+fn nothing_of_the_caller_is_held_by_what_was_left_behind() {
+    let directory = scratch();
+    let Some(dead) = DeadMount::new(directory.path(), "dead") else { return };
+    let mut caller = std::process::Command::new("sh");
+    caller.args(["-c", "exec 9>&1; exec \"$0\" doctor \"$1\" >/dev/null", env!("CARGO_BIN_EXE_thruway"), &dead.path("a")]);
+    caller.env("THRUWAY_CUDA_LIB", "/nonexistent/libcuda.so.1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = caller.spawn().expect("start");
+    let mut pipe = child.stdout.take().expect("piped");
+    assert_eq!(child.wait().expect("wait").code(), Some(1));
+    let (ended, end) = channel();
+    std::thread::spawn(move || drop(ended.send(pipe.read_to_end(&mut Vec::new()))));
+    end.recv_timeout(Duration::from_secs(10)).expect("the pipe ends with the command").expect("read");
 }

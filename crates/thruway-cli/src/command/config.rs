@@ -13,6 +13,7 @@ use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
 use crate::output::{Outcome, Output, table};
 use crate::settings_file::{beside, keep, read, replace};
+use crate::stop;
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
     match &args.action {
@@ -30,7 +31,7 @@ fn named(file: Option<&PathBuf>) -> PathBuf {
 
 fn existing(path: &Path) -> Result<String> {
     let absent = || Error::new(ErrorKind::NotFound, "there is no such file").with_file(path);
-    let content = read(path)?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))?;
+    let content = stop::at_once(|| read(path))?.ok_or_else(|| absent().with_hint("write one with `thruway config write`"))?;
     Ok(text(&content))
 }
 
@@ -93,7 +94,7 @@ fn explain(path: &Path, output: &Output) -> Result<Outcome> {
 
 fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
     let path = &named(args.file.as_ref());
-    let old = read(path)?;
+    let old = stop::at_once(|| read(path))?;
     let new = apply(old.as_deref().map(text).as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
     if old.as_deref() == Some(new.as_bytes()) {
         output.line(format!("{}: nothing to change", safe_path(path)))?;

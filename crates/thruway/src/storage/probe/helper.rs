@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, BufWriter, Error, ErrorKind, Read, Result, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
@@ -54,6 +55,14 @@ impl Helper {
         // None of this process's streams: whoever waits for their end must not wait for a helper that was left behind.
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Nor what whoever started this process left open to it. Before Linux 5.11 that cannot be done at once, and stays open.
+        let close_the_rest = || {
+            // SAFETY: a system call that takes three numbers, and marks descriptors to be closed when the program starts.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+            Ok(())
+        };
+        // SAFETY: it makes one system call, and neither allocates nor locks.
+        unsafe { command.pre_exec(close_the_rest) };
         let mut child = command.spawn()?;
         let (questions, answers) = child.stdin.take().zip(child.stdout.take()).ok_or(ErrorKind::BrokenPipe)?;
         Ok((Self { questions, answers: BufReader::new(answers) }, child))
