@@ -8,6 +8,10 @@ use super::{Answer, Capture, Facts, Kind, Question, Unseen, word_and_path};
 use crate::base::{Error, ErrorKind, Result};
 use crate::storage::probe::Prober;
 
+/// Why there is no answer.
+pub(super) const UNTOLD: &str = "files alone do not tell this";
+pub(super) const NOT_PACKED: &str = "the directory does not have it";
+
 /// Another machine's files in a directory of this one.
 #[derive(Debug)]
 pub struct Tree {
@@ -21,12 +25,18 @@ impl Tree {
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound) if there is no such directory, [`Malformed`](ErrorKind::Malformed) for a
-    /// capture in it that is none.
+    /// capture in it that is none, [`InvalidInput`](ErrorKind::InvalidInput) for a directory that holds nothing of a machine.
     pub fn new(root: &Path) -> Result<Self> {
         let prober = Prober::new(live::PATIENCE);
         let root = prober.resolve(root).map_err(|unseen| not_seen(root, &unseen))?;
         let beside = match prober.read(&root.join("facts"), BYTES_MAX) {
             Ok(bytes) => Capture::parse(&String::from_utf8_lossy(&bytes))?,
+            Err(Unseen::Absent) if ["proc", "sys"].iter().all(|name| prober.resolve(&root.join(name)).is_err()) => {
+                let error = Error::new(ErrorKind::InvalidInput, "this directory holds no machine's files: neither proc nor sys");
+                return Err(error
+                    .with_file(&root)
+                    .with_hint("name the directory above them, or a file of `thruway doctor --capture`"));
+            }
             Err(Unseen::Absent) => Capture::default(),
             Err(unseen) => return Err(not_seen(&root.join("facts"), &unseen)),
         };
@@ -36,8 +46,17 @@ impl Tree {
     /// Where a path of that machine lies here, links resolved. A link that leads out of the directory leads nowhere.
     fn inside(&self, path: &str) -> Result<PathBuf, Unseen> {
         let parts = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
-        let real = self.prober.resolve(&self.root.join(parts.collect::<PathBuf>()))?;
+        let here = self.root.join(parts.collect::<PathBuf>());
+        let real = match self.prober.resolve(&here) {
+            Err(Unseen::Absent) if self.lacks(&here) => return Err(Unseen::Failed(NOT_PACKED.to_owned())),
+            real => real?,
+        };
         if real.starts_with(&self.root) { Ok(real) } else { Err(Unseen::Absent) }
+    }
+
+    /// Whether what is not there was not packed, as far as one can tell: neither is the directory that would hold it.
+    fn lacks(&self, here: &Path) -> bool {
+        here.parent().is_some_and(|above| self.prober.resolve(above).is_err())
     }
 }
 
@@ -70,7 +89,7 @@ impl Facts for Tree {
                 Ok(format!("/{}\n", below.display()))
             }
             Kind::Env => Err(Unseen::Absent),
-            Kind::Place | Kind::Call => Err(Unseen::Failed("files alone do not tell this".to_owned())),
+            Kind::Place | Kind::Call => Err(Unseen::Failed(UNTOLD.to_owned())),
         }
     }
 }
@@ -97,7 +116,10 @@ mod tests {
         assert_eq!(tree.call("user").as_deref(), Ok("root no\n"));
         assert_eq!(tree.file("/sys/class/nvme/out/secret"), Err(Unseen::Absent));
         let up = format!("/sys/../../{}/secret", outside.path().display());
-        assert_eq!(tree.file(&up), Err(Unseen::Absent));
+        assert!(tree.file(&up).is_err(), "nothing outside of it");
         assert!(matches!(tree.call("cuda"), Err(Unseen::Failed(_))));
+        assert_eq!(tree.file("/sys/class/nvme/nvme1"), Err(Unseen::Absent));
+        assert!(matches!(tree.file("/proc/modules"), Err(Unseen::Failed(_))), "what was not packed is unknown");
+        assert_eq!(Tree::new(outside.path()).expect_err("no machine").kind(), ErrorKind::InvalidInput);
     }
 }

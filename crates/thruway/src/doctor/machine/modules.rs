@@ -15,3 +15,15 @@ pub fn nvidia_fs_is_installed(facts: &dyn Facts, release: &str) -> bool {
         names.iter().any(|name| name.starts_with("nvidia-fs.ko"))
     })
 }
+
+/// Whether a kernel is one of Ubuntu's `linux-nvidia`, whose NVMe driver knows nvidia-fs: `6.8.0-1030-nvidia`,
+/// `6.8.0-1030-nvidia-64k`.
+pub fn is_nvidia_kernel(release: &str) -> bool {
+    release.split('-').any(|part| part == "nvidia")
+}
+
+/// Whether the NVMe driver knows nvidia-fs, as far as that can be seen while nvidia-fs is not loaded: Ubuntu's kernels
+/// `linux-nvidia` have a patched one, and DOCA and MLNX_OFED bring theirs with `mlx_compat`.
+pub fn has_patched_nvme(facts: &dyn Facts, release: &str) -> bool {
+    is_nvidia_kernel(release) || facts.link("/sys/module/mlx_compat").is_ok()
+}

@@ -115,11 +115,7 @@ impl Distribution {
     }
 }
 
-/// Whether a kernel is one of Ubuntu's `linux-nvidia`, whose NVMe driver knows nvidia-fs: `6.8.0-1030-nvidia`,
-/// `6.8.0-1030-nvidia-64k`.
-pub(super) fn is_nvidia_kernel(release: &str) -> bool {
-    release.split('-').any(|part| part == "nvidia")
-}
+pub(super) use crate::doctor::machine::is_nvidia_kernel;
 
 fn family(word: &str) -> Option<Family> {
     Some(match word {
