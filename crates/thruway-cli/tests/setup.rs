@@ -80,7 +80,9 @@ impl System {
     fn new(name: &str) -> Self {
         let directory = scratch();
         let root = directory.path().join("root");
-        std::fs::create_dir_all(root.join("etc")).expect("create");
+        for directory in ["etc", "usr"] {
+            std::fs::create_dir_all(root.join(directory)).expect("create");
+        }
         std::fs::create_dir(directory.path().join("bin")).expect("create");
         let text = std::fs::read_to_string(capture(name)).expect("capture");
         let mut rest = String::new();
@@ -95,6 +97,12 @@ impl System {
                 }
                 // What is not listed is looked for below the root.
                 Some(("rest", _)) => {}
+                Some(("file" | "bytes", path)) if path.starts_with("/sys/") => {
+                    // Where it would be, so that what is not there beside it is known not to be.
+                    let directory = Path::new(&path[1..]).parent().expect("a directory");
+                    std::fs::create_dir_all(root.join(directory)).expect("create");
+                    rest.push_str(&format!("@ {fact}\n"));
+                }
                 _ => rest.push_str(&format!("{}{fact}\n", if rest.is_empty() { "" } else { "@ " })),
             }
         }

@@ -10,7 +10,7 @@ use thruway::doctor::setup::Plan;
 use thruway::doctor::topology::Topology;
 
 use crate::args::DoctorArgs;
-use crate::escape::{safe, safe_path};
+use crate::escape::{safe, safe_lines, safe_path};
 use crate::facts::{absolute, as_text, captured, live, write_new};
 use crate::output::{Outcome, Output, counted};
 use crate::stop;
@@ -78,11 +78,18 @@ fn print(report: &Report, all: bool, output: &Output) -> Result<()> {
     output.line("")?;
     for path in &report.paths {
         output.line(format!("{}  {}: {}", safe(&path.path), safe(&path.storage), path.expected.name()))?;
+        if let Some(route) = path.route {
+            output.line(format!("  {}: open, for no check shuts it", route.describe()))?;
+        }
         for shut in &path.shut {
-            let how = if shut.can_be_opened { "shut" } else { "not to be had" };
+            let how = match (shut.may_be_open, shut.can_be_opened) {
+                (true, _) => "unknown",
+                (_, true) => "shut",
+                _ => "not to be had",
+            };
             output.line(format!("  {}: {how} ({})", shut.route.describe(), shut.by.join(", ")))?;
         }
     }
     output.line("")?;
-    output.line(safe(&report.conclusion))
+    output.line(safe_lines(&report.conclusion))
 }

@@ -14,7 +14,7 @@ use thruway::storage::runs_as_root;
 use thruway::{Error, ErrorKind, Result};
 
 use crate::args::SetupArgs;
-use crate::escape::safe;
+use crate::escape::{safe, safe_lines};
 use crate::facts::{absolute, as_text, captured, live};
 use crate::output::{Outcome, Output, counted};
 use crate::stop;
@@ -208,7 +208,7 @@ fn verify(args: &SetupArgs, root: Option<&str>, plan: &Plan, paths: &[String], o
         let rest = if plan.is_shut_by_hand { "do what stands under `by hand`, then " } else { "" };
         output.line(format!("{rest}{what}, then see `thruway doctor`"))?;
     } else {
-        output.line(safe(&report.conclusion))?;
+        output.line(safe_lines(&report.conclusion))?;
     }
     output.object(&object(plan, done > 0, Some(&report)))?;
     Ok(match report.health {

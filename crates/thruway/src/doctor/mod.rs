@@ -9,6 +9,7 @@ mod checks;
 pub mod cufile;
 pub mod facts;
 pub mod machine;
+mod opening;
 pub mod parse;
 pub mod report;
 mod route;
@@ -28,7 +29,7 @@ pub fn examine(facts: &dyn Facts, paths: &[String]) -> Report {
 fn diagnose(facts: &dyn Facts, paths: &[String]) -> (machine::Machine, Report) {
     let machine = machine::Machine::examine(facts, paths);
     let findings = checks::all(facts, &machine);
-    let report = route::conclude(&machine, findings);
+    let report = route::conclude(facts, &machine, findings);
     (machine, report)
 }
 

@@ -188,6 +188,13 @@ pub struct PathReport {
     pub conclusion: String,
 }
 
+impl PathReport {
+    /// Whether a direct route may be open, though facts that it needs could not be seen.
+    pub fn may_be_direct(&self) -> bool {
+        self.shut.iter().any(|shut| shut.may_be_open)
+    }
+}
+
 /// A direct route that is shut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shut {
@@ -195,7 +202,9 @@ pub struct Shut {
     pub route: Route,
     /// Whether it can be opened.
     pub can_be_opened: bool,
-    /// The identifiers of the findings that shut it.
+    /// Whether it may be open: all that shuts it is that facts which it needs could not be seen.
+    pub may_be_open: bool,
+    /// The identifiers of the findings that shut it; of those that do so for good, if any does.
     pub by: Vec<&'static str>,
 }
 

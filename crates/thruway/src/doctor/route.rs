@@ -1,35 +1,66 @@
 //! The conclusion: for each place, which routes the findings leave open.
 
-use super::facts::Unseen;
+use super::facts::{Facts, Unseen};
 use super::machine::{Direct, Gpu, Machine, PciDevice, Target};
+use super::opening;
 use super::parse::pci::Distance;
 use super::report::{Bar, Expected, Finding, Health, PathReport, Report, Route, Shut, Verdict};
 
 /// Draws the conclusions from the findings.
-pub(super) fn conclude(machine: &Machine, mut findings: Vec<Finding>) -> Report {
-    let mut paths: Vec<PathReport> = machine.targets.iter().map(|target| path(machine, target, &findings)).collect();
+pub(super) fn conclude(facts: &dyn Facts, machine: &Machine, mut findings: Vec<Finding>) -> Report {
+    let draft: Vec<PathReport> = machine.targets.iter().map(|target| path(machine, target, &findings, None)).collect();
+    // The route that set-up would open is the one to name; it is judged by what is in the way for all places.
+    let opening = opening::choose(facts, machine, &draft);
+    let mut paths: Vec<PathReport> = machine.targets.iter().map(|target| path(machine, target, &findings, opening)).collect();
+    if let Some(route) = opening {
+        for path in paths.iter_mut().filter(|path| opening::can_set_up(facts, machine, path, route)) {
+            path.next = with_set_up(machine, path, route, &findings);
+        }
+    }
     let all_direct = !paths.is_empty() && paths.iter().all(|path| path.expected == Expected::Direct);
     for finding in &mut findings {
         settle(machine, finding, &paths, all_direct);
     }
-    findings.extend(paths.iter().filter_map(|path| strict(machine, path)));
-    let fault = findings.iter().find(|finding| finding.verdict == Verdict::Fault);
-    if let Some(fault) = fault {
-        let remedy = fault.remedy.clone().unwrap_or_else(|| fault.seen.clone());
-        for path in &mut paths {
-            path.next.clone_from(&remedy);
-        }
-    }
     for path in &mut paths {
+        let faults = || findings.iter().filter(|finding| finding.verdict == Verdict::Fault && finding.id != STRICT);
+        // What is broken about a place comes before what is broken about the machine; what is about another place is not its.
+        let own = faults().find(|fault| fault.subject == path.path);
+        if let Some(fault) = own.or_else(|| faults().find(|fault| concerns(machine, fault, &path.path))) {
+            path.next = fault.remedy.clone().unwrap_or_else(|| fault.seen.clone());
+        }
+        if let Some(strict) = strict(machine, path, &findings) {
+            path.next.clone_from(strict.remedy.as_ref().unwrap_or(&strict.seen));
+            findings.push(strict);
+        }
         path.conclusion = sentence(machine, path);
     }
-    let health = match (fault.is_some(), all_direct) {
+    let health = match (findings.iter().any(|finding| finding.verdict == Verdict::Fault), all_direct) {
         (true, _) => Health::Broken,
         (_, true) => Health::Direct,
         _ => Health::Slower,
     };
-    let conclusion = paths.iter().map(|path| path.conclusion.as_str()).collect::<Vec<&str>>().join(" ");
+    let conclusion = match paths.as_slice() {
+        [] => "No PATH was named, so none was judged; next: `thruway doctor PATH`.".to_owned(),
+        paths => paths.iter().map(|path| path.conclusion.as_str()).collect::<Vec<&str>>().join("\n"),
+    };
     Report { health, conclusion, paths, findings }
+}
+
+/// Whether a finding is about a place, or about no other.
+fn concerns(machine: &Machine, finding: &Finding, path: &str) -> bool {
+    finding.subject == path || machine.targets.iter().all(|target| target.path != finding.subject)
+}
+
+/// What to do where set-up opens the route: it, and before it what it leaves to a person.
+fn with_set_up(machine: &Machine, path: &PathReport, route: Route, findings: &[Finding]) -> String {
+    let set_up = format!("`thruway setup {}`", path.path);
+    let is_left = |finding: &&Finding| {
+        opening::is_by_hand(finding.id) && finding.bar(route).is_some() && concerns(machine, finding, &path.path)
+    };
+    match findings.iter().find(is_left).and_then(|finding| finding.remedy.as_ref()) {
+        Some(remedy) => format!("{remedy}; then {set_up}"),
+        None => set_up,
+    }
 }
 
 /// The GPU that lies nearest to a place's drives, and how far it is from the farthest of them.
@@ -51,14 +82,11 @@ pub(super) fn pool<'a>(machine: &'a Machine, target: &Target) -> Option<(&'a Pci
     machine.pools.iter().filter(is_other).map(far).min_by_key(|(_, distance)| (distance.is_none(), *distance))
 }
 
-fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport {
+/// What is to be expected of a place, and what to do first; `opening` is the route to open, if one has been chosen.
+fn path(machine: &Machine, target: &Target, findings: &[Finding], opening: Option<Route>) -> PathReport {
     let gpu = nearest(machine, target).map(|(gpu, _)| gpu).or(machine.gpus.first());
     let label = gpu.map(Gpu::label);
-    let is_of_this_path = |finding: &&Finding| {
-        let is_of_path = machine.targets.iter().any(|target| target.path == finding.subject);
-        !is_of_path || finding.subject == target.path
-    };
-    let relevant: Vec<&Finding> = findings.iter().filter(is_of_this_path).collect();
+    let relevant: Vec<&Finding> = findings.iter().filter(|finding| concerns(machine, finding, &target.path)).collect();
     let is_other_gpu = |finding: &Finding| {
         machine.gpus.iter().any(|gpu| gpu.label() == finding.subject) && Some(&finding.subject) != label.as_ref()
     };
@@ -79,24 +107,32 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
     let open = Route::ALL.into_iter().find(|route| usable && has_memory(*route) && bars(*route).is_empty());
     let shut = |route: Route| {
         let bars = bars(route);
-        let mut by: Vec<&'static str> = bars.iter().map(|(finding, _)| finding.id).collect();
-        by.dedup();
         let can_be_opened = bars.iter().all(|(_, bar)| *bar == Bar::Liftable);
-        (!by.is_empty()).then_some(Shut { route, can_be_opened, by })
+        // Where a route is not to be had, what could be opened does not matter.
+        let counting = bars.iter().filter(|(_, bar)| can_be_opened != (*bar == Bar::Final));
+        let mut by: Vec<&'static str> = Vec::new();
+        for (finding, _) in counting {
+            if !by.contains(&finding.id) {
+                by.push(finding.id);
+            }
+        }
+        let may_be_open = can_be_opened && is_unseen(&bars);
+        (!by.is_empty()).then_some(Shut { route, can_be_opened, may_be_open, by })
     };
-    // Of the routes that can be opened, that with the least to do, and of two that which was begun; what is in its way, in
-    // the order of the checks.
+    // Of the routes that can be opened, that which may be open; else the chosen one; else that with the least to do, and of
+    // two that which was begun. What is in its way, in the order of the checks.
     let easiest = Route::ALL.into_iter().filter(|route| *route != Route::KernelP2pdma || gpu.is_none());
     let easiest = easiest.map(|route| (route, bars(route))).min_by_key(|(route, bars)| {
         let begins_with = if *route == Route::NvidiaFs { "nvidia_fs.module" } else { "cufile.p2pdma" };
         let is_begun = bars.iter().all(|(finding, _)| finding.id != begins_with);
-        (bars.iter().any(|(_, bar)| *bar == Bar::Final), bars.len(), !is_begun)
+        let is_final = bars.iter().any(|(_, bar)| *bar == Bar::Final);
+        (is_final, !is_unseen(bars), opening.is_some_and(|chosen| chosen != *route), bars.len(), !is_begun)
     });
     let in_the_way = easiest.map_or_else(Vec::new, |(_, bars)| bars);
     let expected = expected(target, gpu.is_some(), usable, open);
     let next = match expected {
         Expected::Direct => format!("prove it: `thruway verify-direct {}`", target.path),
-        Expected::Plain => "nothing: without a GPU this is the shortest path".to_owned(),
+        Expected::Plain if !machine.may_have_gpu() => "nothing: without a GPU this is the shortest path".to_owned(),
         _ => first_remedy(in_the_way),
     };
     PathReport {
@@ -116,16 +152,20 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding]) -> PathReport 
     }
 }
 
+/// Whether all that shuts a route is that facts could not be seen.
+fn is_unseen(bars: &[(&Finding, Bar)]) -> bool {
+    bars.iter().all(|(finding, _)| finding.verdict == Verdict::Unknown)
+}
+
 /// What to do first of all that is in the way of a route.
 fn first_remedy(mut in_the_way: Vec<(&Finding, Bar)>) -> String {
-    // What is final comes first: where it stays, the rest is for nothing.
-    in_the_way.sort_by_key(|(_, bar)| *bar == Bar::Liftable);
-    if let Some(remedy) = in_the_way.iter().find_map(|(finding, _)| finding.remedy.clone()) {
-        return remedy;
-    }
-    let blind = in_the_way.iter().filter(|(finding, _)| finding.verdict == Verdict::Unknown);
-    let unseen: Vec<&str> = blind.map(|(finding, _)| finding.id).collect();
-    if unseen.is_empty() { "nothing".to_owned() } else { format!("find out what could not be seen ({})", unseen.join(", ")) }
+    // What is broken comes first; then what is final: where it stays, the rest is for nothing. What is known to be in the way
+    // comes before what may be.
+    in_the_way.sort_by_key(|(finding, bar)| {
+        let is_unknown = finding.verdict == Verdict::Unknown;
+        (finding.verdict != Verdict::Fault, *bar == Bar::Liftable, is_unknown)
+    });
+    in_the_way.iter().find_map(|(finding, _)| finding.remedy.clone()).unwrap_or_else(|| "nothing".to_owned())
 }
 
 fn expected(target: &Target, has_gpu: bool, usable: bool, open: Option<Route>) -> Expected {
@@ -134,63 +174,85 @@ fn expected(target: &Target, has_gpu: bool, usable: bool, open: Option<Route>) -
         (false, ..) => Expected::None,
         (_, Some(_), ..) => Expected::Direct,
         (_, _, Direct::Refused, _) => Expected::Cached,
+        // What lies in the page cache alone has no way past it, though it takes O_DIRECT.
+        _ if target.mount.as_ref().is_some_and(|mount| ["tmpfs", "ramfs", "devtmpfs"].contains(&mount.kind.as_str())) => {
+            Expected::Cached
+        }
         (_, _, _, true) => Expected::Staged,
         (_, _, _, false) => Expected::Plain,
     }
 }
 
-/// What is not needed for the way that bytes take is nothing to warn of.
+/// What is not needed for the way that bytes take is nothing to warn of, or to find out.
 fn settle(machine: &Machine, finding: &mut Finding, paths: &[PathReport], all_direct: bool) {
     let taken: Vec<Route> = paths.iter().filter_map(|path| path.route).collect();
     let is_of_others = !finding.bars.is_empty() && taken.iter().all(|route| finding.bar(*route).is_none());
     // Without anything for a drive to reach, it does not matter what keeps it from it.
     let is_idle = machine.gpus.is_empty() && machine.pools.is_empty() && finding.id.starts_with("path.");
-    let is_idle = is_idle && !finding.bars.is_empty() && finding.id != "path.direct_io";
-    // Nor what keeps it from a route that is not to be had here anyway; the driver matters for more than that.
+    let is_idle = is_idle && !finding.bars.is_empty() && !["path.access", "path.direct_io"].contains(&finding.id);
+    // Nor what keeps it from a route that is not to be had here anyway; the driver matters for more than that, and a GPU's
+    // memory is never in the kernel's own pool.
     let is_hopeless =
         |route: Route| paths.iter().all(|path| path.shut.iter().any(|shut| shut.route == route && !shut.can_be_opened));
+    let is_of_gpus = |route: Route| route == Route::KernelP2pdma && !machine.gpus.is_empty();
     let is_vain = !paths.is_empty() && !finding.bars.is_empty() && !finding.id.starts_with("driver.");
-    let is_vain = is_vain && finding.bars.iter().all(|(route, bar)| *bar == Bar::Liftable && is_hopeless(*route));
+    let mut bars = finding.bars.iter();
+    let is_vain = is_vain && bars.all(|(route, bar)| is_of_gpus(*route) || *bar == Bar::Liftable && is_hopeless(*route));
     // To forbid the way through the host where there is no other only breaks programs.
     let is_of_settings = ["cufile.compatibility", "cufile.config"].contains(&finding.id) && finding.bars.is_empty();
     let is_vain = is_vain || is_of_settings && !paths.is_empty() && Route::CUFILE.into_iter().all(is_hopeless);
-    if (all_direct && is_of_others || is_idle || is_vain) && finding.verdict == Verdict::Warning {
+    let is_needless = all_direct && is_of_others || is_idle || is_vain;
+    // Settings that cannot be read stay so, whatever they would be for.
+    let is_unread = finding.id == "cufile.config" && finding.verdict == Verdict::Unknown;
+    if is_needless && !is_unread && matches!(finding.verdict, Verdict::Warning | Verdict::Unknown) {
         finding.verdict = Verdict::NotApplicable;
         finding.remedy = None;
     }
 }
 
+const STRICT: &str = "cufile.strict";
+
 /// Forbidding the way through the host where there is no other breaks every program that uses cuFile.
-fn strict(machine: &Machine, path: &PathReport) -> Option<Finding> {
+fn strict(machine: &Machine, path: &PathReport, findings: &[Finding]) -> Option<Finding> {
     let settings = &machine.config.audit()?.settings;
-    let is_strict = settings.allow_compat == Some(false) && settings.force_compat != Some(true);
-    let is_shut = path.gpu.is_some() && !matches!(path.expected, Expected::Direct | Expected::None);
-    if !is_strict || !is_shut || machine.library.is_none() {
+    // Where every byte is told to go through the host, nothing fails.
+    let is_forced = findings.iter().any(|finding| finding.subject == super::checks::FORCE);
+    let is_strict = settings.allow_compat == Some(false) && settings.force_compat != Some(true) && !is_forced;
+    let is_shut = path.gpu.is_some() && !matches!(path.expected, Expected::Direct | Expected::None) && !path.may_be_direct();
+    if !is_strict || !is_shut || machine.library.is_err() {
         return None;
     }
     let seen = "allow_compat_mode is false and no direct path is open: programs that use cuFile fail here (5001, 5008)";
     let remedy = match path.next.as_str() {
-        "nothing" => "set properties.allow_compat_mode to true".to_owned(),
-        next => next.to_owned(),
+        "nothing" => "set properties.allow_compat_mode to true",
+        next => next,
     };
-    Some(Finding::new("cufile.strict", Verdict::Fault, seen, &machine.config.path).about(&path.path).remedy(remedy))
+    Some(Finding::new(STRICT, Verdict::Fault, seen, &machine.config.path).about(&path.path).remedy(remedy))
 }
 
 fn sentence(machine: &Machine, path: &PathReport) -> String {
     let gpu = path.gpu.as_deref().unwrap_or("host memory");
     let between = format!("Between {} and {gpu}", path.path);
     let next = &path.next;
-    match path.expected {
+    let otherwise = match path.expected {
         Expected::Direct => {
             let route = path.route.map_or("", Route::describe);
-            format!("{between} bytes are expected to go directly, by {route}; next: {next}.")
+            return format!("{between} bytes are expected to go directly, by {route}; next: {next}.");
         }
-        Expected::Staged => format!("{between} bytes take the staged path, through pinned host memory; next: {next}."),
-        Expected::Cached => format!("{between} bytes take the cached path, through the page cache; next: {next}."),
+        Expected::None => return format!("{} cannot be used; next: {next}.", path.path),
         Expected::Plain if machine.gpus.is_empty() => {
-            format!("There is no GPU: bytes of {} go to host memory, past the page cache; next: {next}.", path.path)
+            let gpu = if machine.may_have_gpu() { "No GPU could be seen" } else { "There is no GPU" };
+            return format!("{gpu}: bytes of {} go to host memory, past the page cache; next: {next}.", path.path);
         }
-        Expected::Plain => format!("{between} bytes go past the page cache; next: {next}."),
-        Expected::None => format!("{} cannot be used; next: {next}.", path.path),
+        Expected::Staged => "bytes take the staged path, through pinned host memory",
+        Expected::Cached => "bytes take the cached path, through the page cache",
+        Expected::Plain => "bytes go past the page cache",
+    };
+    match path.shut.iter().find(|shut| shut.may_be_open) {
+        Some(shut) => {
+            let unseen = shut.by.join(", ");
+            format!("{between} a direct path may be open (unknown: {unseen}), and if none is, {otherwise}; next: {next}.")
+        }
+        None => format!("{between} {otherwise}; next: {next}."),
     }
 }

@@ -1,7 +1,7 @@
 //! What a container must be given.
 
-use super::Context;
-use crate::doctor::facts::FactsExt;
+use super::{Context, find_out, why};
+use crate::doctor::facts::{FactsExt, Unseen};
 use crate::doctor::report::{Finding, Route, Verdict};
 
 pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
@@ -13,8 +13,16 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     if machine.gpus.is_empty() {
         return;
     }
-    findings.push(if context.facts.exists("/run/udev") {
+    let udev = context.facts.link("/run/udev");
+    findings.push(if udev.is_ok() {
         Finding::ok("container.udev", "udev's database is there", "/run/udev")
+    } else if let Err(unseen) = udev.as_ref()
+        && *unseen != Unseen::Absent
+    {
+        let seen = format!("udev's database cannot be seen: {}", why(unseen));
+        Finding::new("container.udev", Verdict::Unknown, seen, "/run/udev")
+            .remedy(find_out(unseen, "whether udev runs", "ls /run/udev/data"))
+            .shuts(&Route::CUFILE)
     } else {
         let remedy = if machine.container.is_some() {
             "start the container with `--volume /run/udev:/run/udev:ro`"

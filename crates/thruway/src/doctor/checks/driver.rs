@@ -1,7 +1,8 @@
 //! NVIDIA's driver: the kernel module and the library of CUDA.
 
-use super::{Context, why};
-use crate::doctor::facts::Unseen;
+use super::{Context, find_out, why};
+use crate::doctor::facts::{Unseen, is_untold};
+use crate::doctor::machine::Machine;
 use crate::doctor::report::{Finding, Route, Verdict};
 
 const VERSION: &str = "/proc/driver/nvidia/version";
@@ -11,7 +12,13 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     if machine.gpus.is_empty() && machine.driver == Err(Unseen::Absent) && machine.cuda == Err(Unseen::Absent) {
         return;
     }
-    findings.push(match &machine.driver {
+    findings.push(module(machine));
+    findings.push(cuda(machine));
+}
+
+/// The kernel module.
+fn module(machine: &Machine) -> Finding {
+    match &machine.driver {
         Ok(driver) if driver.is_open => {
             Finding::ok("driver.module", format!("driver {}, the open kernel module", driver.text), VERSION)
         }
@@ -24,7 +31,8 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         // Some drivers of virtual machines have no such file.
         Err(Unseen::Absent) if machine.cuda.is_ok() => {
             Finding::new("driver.module", Verdict::Unknown, "the kernel module does not show its version", VERSION)
-                .shuts(&Route::P2PDMA)
+                .remedy("find out whether the open kernel module is loaded: `modinfo -F license nvidia` says Dual MIT/GPL")
+                .shuts(&[Route::CufileP2pdma])
         }
         Err(Unseen::Absent) => Finding::new("driver.module", Verdict::Warning, "NVIDIA's kernel module is not loaded", VERSION)
             .remedy(if machine.container.is_some() {
@@ -35,10 +43,16 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
             .shuts(&Route::ALL),
         Err(unseen) => {
             let seen = format!("the driver's version cannot be read: {}", why(unseen));
-            Finding::new("driver.module", Verdict::Unknown, seen, VERSION).shuts(&Route::ALL)
+            Finding::new("driver.module", Verdict::Unknown, seen, VERSION)
+                .remedy(find_out(unseen, "which driver is loaded", &format!("cat {VERSION}")))
+                .shuts(&Route::CUFILE)
         }
-    });
-    findings.push(match &machine.cuda {
+    }
+}
+
+/// The library of CUDA.
+fn cuda(machine: &Machine) -> Finding {
+    match &machine.cuda {
         Ok(survey) => {
             let version =
                 survey.version.map_or_else(|| "of an unknown version".to_owned(), |(major, minor)| format!("{major}.{minor}"));
@@ -58,11 +72,22 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
                 })
                 .shuts(&Route::ALL)
         }
+        Err(unseen @ Unseen::Silent(_)) => {
+            let seen = format!("the CUDA driver has not started yet: {}", why(unseen));
+            Finding::new("driver.cuda", Verdict::Unknown, seen, "cuInit")
+                .remedy("keep the driver started (`sudo systemctl enable --now nvidia-persistenced`), and ask again")
+                .shuts(&Route::ALL)
+        }
+        Err(unseen) if is_untold(unseen) => {
+            Finding::new("driver.cuda", Verdict::Unknown, format!("what CUDA says is unknown: {}", why(unseen)), "cuInit")
+                .remedy("find out on the machine itself: `thruway doctor`, or `thruway doctor --capture FILE` there")
+                .shuts(&Route::ALL)
+        }
         Err(unseen) => {
             let seen = format!("the CUDA driver is there and cannot be used: {}", why(unseen));
             Finding::new("driver.cuda", Verdict::Fault, seen, "cuInit")
                 .remedy("see `nvidia-smi`: after an update of the driver, restart the machine or load the module anew")
                 .shuts(&Route::ALL)
         }
-    });
+    }
 }

@@ -14,7 +14,14 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         (_, true) => Finding::new("host.kernel", Verdict::Warning, format!("{kernel}: Linux on Windows"), "uname")
             .remedy("use Linux itself: Windows hands no drive to the GPU, and cuFile does not start there")
             .rules_out(&Route::ALL),
-        (None, _) => Finding::new("host.kernel", Verdict::Unknown, "the kernel's version is unknown", "uname"),
+        (None, _) => Finding::new("host.kernel", Verdict::Unknown, "the kernel's version is unknown", "uname")
+            .remedy("find out which kernel runs: `uname -r`")
+            .shuts(&Route::ALL),
+        _ if machine.architecture.is_empty() => {
+            Finding::new("host.kernel", Verdict::Unknown, format!("Linux {}, on what is unknown", machine.release), "uname")
+                .remedy("find out which architecture it is: `uname -m`")
+                .shuts(&Route::ALL)
+        }
         _ => Finding::ok("host.kernel", kernel, "uname"),
     });
     if machine.is_root == Some(false) {

@@ -29,7 +29,7 @@ fn huge_pages(context: &Context<'_>) -> Option<Finding> {
     let word = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
     let seen = format!("transparent huge pages: {}", printable(word));
     Some(if word == "never" {
-        let remedy = "allow them to those who ask: `echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`";
+        let remedy = "allow huge pages to those who ask: `echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`";
         Finding::new("limits.huge_pages", Verdict::Warning, seen, SWITCH).remedy(remedy)
     } else {
         Finding::ok("limits.huge_pages", seen, SWITCH)
@@ -40,18 +40,22 @@ fn limits(context: &Context<'_>, text: &str, findings: &mut Vec<Finding>) {
     let files = value(text, "nofile").unwrap_or("unknown");
     let seen = format!("{files} files may be open");
     findings.push(if files.parse::<u64>().is_ok_and(|files| files < FILES_MIN) {
-        let remedy = "raise it: `ulimit -n 65536`, or LimitNOFILE of the service";
+        let remedy = "raise the limit of open files: `ulimit -n 65536`, or LimitNOFILE of the service";
         Finding::new("limits.files", Verdict::Warning, seen, "getrlimit").remedy(remedy)
     } else {
         Finding::ok("limits.files", seen, "getrlimit")
     });
     // Only RDMA counts against it: CUDA pins by its driver, and Thruway registers no buffers with io_uring.
     let locked = value(text, "memlock").unwrap_or("unknown");
-    let has_rdma = context.machine.targets.iter().any(|target| target.is_remote());
-    if has_rdma && locked != "unlimited" {
-        let seen = format!("{locked} bytes may be locked, and RDMA locks what it moves");
-        let remedy = "raise it: `ulimit -l unlimited`, or LimitMEMLOCK of the service";
+    let has_rdma = context.machine.targets.iter().any(|target| target.is_remote() || target.is_on_remote_nvme());
+    let count = if locked.parse::<u64>().is_ok() { format!("{locked} bytes") } else { format!("an {locked} number of bytes") };
+    if !["unlimited", "unknown"].contains(&locked) && has_rdma {
+        let seen = format!("{count} may be locked, and RDMA locks what it moves");
+        let remedy = "raise the limit of locked memory: `ulimit -l unlimited`, or LimitMEMLOCK of the service";
         findings.push(Finding::new("limits.memlock", Verdict::Warning, seen, "getrlimit").remedy(remedy));
+    } else {
+        let verdict = if locked == "unknown" { Verdict::Unknown } else { Verdict::Ok };
+        findings.push(Finding::new("limits.memlock", verdict, format!("{count} may be locked"), "getrlimit"));
     }
 }
 
@@ -70,7 +74,7 @@ fn io_uring(context: &Context<'_>) -> Finding {
     let seen = format!("io_uring is refused ({refused}): threads do its work, with more processor time");
     let switched_off = context.facts.line(SWITCH).is_ok_and(|value| value != "0");
     let (source, remedy) = if switched_off {
-        (SWITCH, "allow it: `sudo sysctl kernel.io_uring_disabled=0`")
+        (SWITCH, "allow io_uring: `sudo sysctl kernel.io_uring_disabled=0`")
     } else {
         ("io_uring_setup", "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile")
     };

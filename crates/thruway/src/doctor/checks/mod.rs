@@ -11,6 +11,9 @@ mod network;
 mod nvidia_fs;
 mod p2pdma;
 mod pcie;
+mod peers;
+
+pub(super) use cufile::FORCE;
 
 use super::facts::{Facts, Unseen};
 use super::machine::Machine;
@@ -28,8 +31,8 @@ pub(super) fn all(facts: &dyn Facts, machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
     host::check(&context, &mut findings);
     container::check(&context, &mut findings);
-    gpu::check(&context, &mut findings);
     driver::check(&context, &mut findings);
+    gpu::check(&context, &mut findings);
     // Without a GPU there is nothing for the others to be right or wrong for.
     if !machine.gpus.is_empty() {
         nvidia_fs::check(&context, &mut findings);
@@ -43,6 +46,14 @@ pub(super) fn all(facts: &dyn Facts, machine: &Machine) -> Vec<Finding> {
     network::check(&context, &mut findings);
     limits::check(&context, &mut findings);
     findings
+}
+
+/// How to find out what was not seen.
+pub(super) fn find_out(unseen: &Unseen, what: &str, command: &str) -> String {
+    match unseen {
+        Unseen::Denied => format!("ask as root: `sudo thruway doctor`; or find out {what}: `sudo {command}`"),
+        _ => format!("find out {what}: `{command}`"),
+    }
 }
 
 /// Why something was not seen, in words.

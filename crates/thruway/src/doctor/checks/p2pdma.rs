@@ -1,12 +1,12 @@
 //! PCI P2PDMA, the kernel's own way from a drive into a GPU: the way of GPUDirect Storage from CUDA 12.8 on where
 //! nvidia-fs is not used.
 
-use super::Context;
+use super::{Context, find_out, why};
 use crate::base::ByteSize;
-use crate::doctor::facts::FactsExt;
-use crate::doctor::machine::Gpu;
+use crate::doctor::facts::{FactsExt, Unseen};
+use crate::doctor::machine::{Gpu, Line, Machine, PciDevice, Target};
 use crate::doctor::parse::field;
-use crate::doctor::parse::nvidia::registry_words;
+use crate::doctor::parse::nvidia::{registry_value, registry_words};
 use crate::doctor::report::{Finding, Route, Verdict};
 
 const CUFILE: [Route; 1] = [Route::CufileP2pdma];
@@ -23,7 +23,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     }
     for gpu in &context.machine.gpus {
         findings.push(memory(gpu));
-        findings.push(iommu(gpu));
+        findings.push(iommu(context.machine, gpu.device.as_ref(), &gpu.label()).about(gpu.label()));
     }
 }
 
@@ -52,15 +52,29 @@ fn kernel(context: &Context<'_>) -> Finding {
         .remedy("use Linux 6.2 or newer (Ubuntu 24.04, RHEL 9.4)")
         .shuts(&Route::P2PDMA);
     }
-    let path = format!("/boot/config-{}", machine.release);
-    let has_memory = machine.gpus.iter().any(|gpu| gpu.device.as_ref().is_some_and(|device| device.peer_bytes.is_some()));
-    match context.facts.lines(&path, "CONFIG_PCI_P2PDMA=") {
-        Ok(lines) if lines.trim() == "CONFIG_PCI_P2PDMA=y" => Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", path),
-        Ok(_) => Finding::new("p2pdma.kernel", Verdict::Warning, "the kernel was built without PCI P2PDMA", path)
+    let is_published = |device: &PciDevice| device.peer_bytes.is_some();
+    let gpus = machine.gpus.iter().filter_map(|gpu| gpu.device.as_ref());
+    if gpus.chain(&machine.pools).any(is_published) {
+        return Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", "/sys/bus/pci/devices/*/p2pmem");
+    }
+    let files = [format!("/boot/config-{}", machine.release), format!("/lib/modules/{}/config", machine.release)];
+    let asked: Vec<_> = files.iter().map(|file| (file, context.facts.lines(file, "CONFIG_PCI_P2PDMA="))).collect();
+    let is_denied = asked.iter().any(|(_, lines)| *lines == Err(Unseen::Denied));
+    let unseen = if is_denied { Unseen::Denied } else { Unseen::Absent };
+    match asked.into_iter().find_map(|(file, lines)| Some((file, lines.ok()?))) {
+        Some((file, lines)) if lines.trim() == "CONFIG_PCI_P2PDMA=y" => {
+            Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", file)
+        }
+        Some((file, _)) => Finding::new("p2pdma.kernel", Verdict::Warning, "the kernel was built without PCI P2PDMA", file)
             .remedy("use a kernel with CONFIG_PCI_P2PDMA=y, such as those of Ubuntu and RHEL")
             .shuts(&Route::P2PDMA),
-        Err(_) if has_memory => Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", "/sys/bus/pci/devices/*/p2pmem"),
-        Err(_) => Finding::new("p2pdma.kernel", Verdict::Unknown, "it cannot be seen whether the kernel has PCI P2PDMA", path),
+        None => {
+            let seen = "whether the kernel has PCI P2PDMA cannot be seen";
+            let what = "whether the kernel has PCI P2PDMA, which it has with `y`";
+            Finding::new("p2pdma.kernel", Verdict::Unknown, seen, &files[0])
+                .remedy(find_out(&unseen, what, "zgrep CONFIG_PCI_P2PDMA= /proc/config.gz"))
+                .shuts(&Route::P2PDMA)
+        }
     }
 }
 
@@ -88,18 +102,25 @@ fn driver(context: &Context<'_>) -> Option<Finding> {
 }
 
 fn parameters(context: &Context<'_>) -> Option<Finding> {
-    let text = context.facts.file(PARAMETERS).ok()?;
-    if field(&text, "RegistryDwords", ':').is_none() {
-        let seen = "with which settings the driver was loaded cannot be seen";
-        return Some(Finding::new("p2pdma.parameters", Verdict::Unknown, seen, PARAMETERS).shuts(&CUFILE));
+    // Without the driver its settings are not the question.
+    if context.machine.driver == Err(Unseen::Absent) {
+        return None;
     }
-    let words = registry_words(&text);
-    let has = |name: &str, values: &[&str]| {
-        words.iter().filter_map(|word| word.split_once('=')).any(|(key, value)| key == name && values.contains(&value))
+    let strange = || Unseen::Failed("it has no RegistryDwords".to_owned());
+    let has_words = |text: &String| field(text, "RegistryDwords", ':').is_some();
+    let text = match context.facts.file(PARAMETERS).and_then(|text| Some(text).filter(has_words).ok_or_else(strange)) {
+        Ok(text) => text,
+        Err(unseen) => {
+            let seen = format!("with which settings the driver was loaded cannot be seen: {}", why(&unseen));
+            let finding = Finding::new("p2pdma.parameters", Verdict::Unknown, seen, PARAMETERS).shuts(&CUFILE);
+            let command = format!("grep RegistryDwords {PARAMETERS}");
+            return Some(finding.remedy(find_out(&unseen, "with which settings the driver was loaded", &command)));
+        }
     };
-    let missing: Vec<&str> = [("RMForceStaticBar1", &["1", "2"][..]), ("RmForceDisableIomapWC", &["1"][..])]
+    let words = registry_words(&text);
+    let missing: Vec<&str> = [("RMForceStaticBar1", &[1, 2][..]), ("RmForceDisableIomapWC", &[1][..])]
         .iter()
-        .filter(|(name, values)| !has(name, values))
+        .filter(|(name, values)| registry_value(&words, name).is_none_or(|value| !values.contains(&value)))
         .map(|(name, _)| *name)
         .collect();
     if missing.is_empty() {
@@ -112,8 +133,13 @@ fn parameters(context: &Context<'_>) -> Option<Finding> {
 }
 
 fn multipath(context: &Context<'_>) -> Option<Finding> {
-    let value = context.facts.line(MULTIPATH).ok()?;
-    Some(match value.as_str() {
+    let value = match context.facts.line(MULTIPATH) {
+        // A kernel that cannot join ways has no such setting.
+        Err(Unseen::Absent) => return None,
+        value => value,
+    };
+    let unseen = value.as_ref().err().cloned().unwrap_or_else(|| Unseen::Failed(String::new()));
+    Some(match value.as_deref().unwrap_or_default() {
         "N" | "0" => Finding::ok("p2pdma.multipath", "the NVMe driver joins no ways to a drive", MULTIPATH),
         "Y" | "1" => Finding::new(
             "p2pdma.multipath",
@@ -123,7 +149,12 @@ fn multipath(context: &Context<'_>) -> Option<Finding> {
         )
         .remedy("start the kernel with nvme_core.multipath=N")
         .shuts(&Route::P2PDMA),
-        _ => Finding::new("p2pdma.multipath", Verdict::Unknown, "its value is neither Y nor N", MULTIPATH).shuts(&Route::P2PDMA),
+        _ => {
+            let seen = "whether the NVMe driver joins several ways to a drive cannot be seen";
+            Finding::new("p2pdma.multipath", Verdict::Unknown, seen, MULTIPATH)
+                .remedy(find_out(&unseen, "whether the NVMe driver joins ways to a drive", &format!("cat {MULTIPATH}")))
+                .shuts(&Route::P2PDMA)
+        }
     })
 }
 
@@ -139,31 +170,56 @@ fn memory(gpu: &Gpu) -> Finding {
             .remedy("load the driver with RMForceStaticBar1=1, and switch on resizable BAR")
             .shuts(&CUFILE)
             .rules_out(&KERNEL),
-        // cuFile makes the pages itself, by way of the driver; the kernel's own way needs the pool.
-        None => finding(Verdict::NotApplicable, "it offers no memory through the kernel's pools".to_owned()).rules_out(&KERNEL),
+        None if gpu.line == Line::Integrated => {
+            finding(Verdict::NotApplicable, "it shares the host's memory, and has no pool".to_owned()).rules_out(&KERNEL)
+        }
+        None if gpu.is_on_grace() => {
+            finding(Verdict::NotApplicable, "cuFile goes by the link to the processor (C2C), which needs no pool".to_owned())
+                .rules_out(&KERNEL)
+        }
+        // The driver makes it when CUDA starts, so a machine that has just started may have none yet.
+        None => finding(Verdict::Unknown, "it offers no memory through the kernel's pools, or not yet".to_owned())
+            .remedy("find out whether the GPU offers any once a CUDA program runs: `thruway verify-direct`, then ask again")
+            .shuts(&CUFILE)
+            .rules_out(&KERNEL),
     }
 }
 
-/// What the IOMMU does with the GPU's requests. Translated ones are refused between peers.
-fn iommu(gpu: &Gpu) -> Finding {
-    let source = format!("/sys/bus/pci/devices/{}/iommu_group/type", gpu.address);
-    let kind = gpu.device.as_ref().and_then(|device| device.iommu.as_deref());
-    match kind {
-        None => Finding::ok("p2pdma.iommu", "no IOMMU lies between it and its peers", source).about(gpu.label()),
-        Some("identity") => Finding::ok("p2pdma.iommu", "the IOMMU passes its requests through", source).about(gpu.label()),
-        Some(kind) if !kind.starts_with("DMA") => {
-            Finding::new("p2pdma.iommu", Verdict::Unknown, "what the IOMMU does with its requests is unknown", source)
-                .about(gpu.label())
-                .shuts(&Route::P2PDMA)
+/// What the IOMMU does with a device's requests. What it translates on x86 PCI P2PDMA refuses, and with nvidia-fs NVIDIA warrants
+/// neither that it works nor that it is fast; the SMMU of Arm servers, which is always on, does not stop cuFile's way there.
+fn iommu(machine: &Machine, device: Option<&PciDevice>, name: &str) -> Finding {
+    const REMEDY: &str = "start the kernel with iommu=pt, or switch the IOMMU off in the firmware's set-up";
+    let address = device.map_or("*", |device| &device.address);
+    let source = format!("/sys/bus/pci/devices/{address}/iommu_group/type");
+    let finding = |verdict, seen: String| Finding::new("p2pdma.iommu", verdict, seen, source.clone());
+    let kind = device.map_or(Err(&Unseen::Absent), |device| device.iommu.as_ref());
+    let routes = if machine.pools.is_empty() { &Route::CUFILE[..] } else { &Route::ALL[..] };
+    match kind.map(String::as_str) {
+        Err(Unseen::Absent) if device.is_some() => finding(Verdict::Ok, format!("no IOMMU lies between {name} and its peers")),
+        Ok("identity") => finding(Verdict::Ok, format!("the IOMMU passes the requests of {name} through")),
+        Ok(kind) if !machine.is_x86() => finding(Verdict::Ok, format!("the SMMU handles the requests of {name} ({kind})")),
+        Ok(kind) if kind.starts_with("DMA") => {
+            let seen = format!(
+                "the IOMMU translates the requests of {name} ({kind}): P2PDMA refuses them, and nvidia-fs is not warranted to work"
+            );
+            finding(Verdict::Warning, seen).remedy(REMEDY).shuts(routes)
         }
-        Some(kind) => Finding::new(
-            "p2pdma.iommu",
-            Verdict::Warning,
-            format!("the IOMMU translates its requests ({kind})"),
-            source,
-        )
-        .about(gpu.label())
-        .remedy("start the kernel with iommu=pt (or the IOMMU off in the firmware's set-up): it slows nvidia-fs and stops P2PDMA")
-        .shuts(&Route::P2PDMA),
+        kind => {
+            let unseen = kind.err().cloned().unwrap_or_else(|| Unseen::Failed(String::new()));
+            let what = format!("what the IOMMU does with the requests of {name}");
+            finding(Verdict::Unknown, format!("{what} cannot be seen"))
+                .remedy(find_out(&unseen, &format!("{what} (identity is well)"), &format!("cat {source}")))
+                .shuts(routes)
+        }
     }
+}
+
+/// The same for the drives of a place: what speaks for all of them.
+pub(super) fn drives_iommu(context: &Context<'_>, target: &Target) -> Option<Finding> {
+    let machine = context.machine;
+    if machine.gpus.is_empty() && machine.pools.is_empty() || !target.is_on_local_nvme() {
+        return None;
+    }
+    let findings = target.drives.iter().map(|drive| iommu(machine, drive.device.as_ref(), &drive.name));
+    findings.max_by_key(|finding| (finding.verdict != Verdict::Ok, finding.verdict))
 }

@@ -89,10 +89,13 @@ impl Facts for Live {
 }
 
 pub(super) fn file(prober: &Prober, path: &Path) -> Answer {
-    prober.read(path, BYTES_MAX).map(|bytes| with_other_bytes(&bytes))
+    // Names of the mount table are asked for again. Elsewhere what is no text is to be seen as such.
+    let has_names = path.ends_with("proc/self/mountinfo");
+    let text = |bytes: Vec<u8>| if has_names { with_other_bytes(&bytes) } else { String::from_utf8_lossy(&bytes).into_owned() };
+    prober.read(path, BYTES_MAX).map(text)
 }
 
-/// The text of a file. What is no UTF-8 stands in it as in names, so that a name of the mount table is found again.
+/// The text of a file, in which what is no UTF-8 stands as in names.
 fn with_other_bytes(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {

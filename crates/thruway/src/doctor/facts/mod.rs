@@ -113,6 +113,11 @@ fn word_and_path(key: &str) -> Option<(&str, &str)> {
 /// An answer: text, or why there is none.
 pub type Answer = Result<String, Unseen>;
 
+/// Whether a question had no answer because the source of the facts does not have it, and not because of the machine.
+pub(super) fn is_untold(unseen: &Unseen) -> bool {
+    matches!(unseen, Unseen::Failed(why) if why == tree::UNTOLD || why == tree::NOT_PACKED || why == "the capture does not have it")
+}
+
 /// What can be asked about a machine.
 ///
 /// To answer changes nothing on the machine and takes bounded time. The same question has the same answer while one

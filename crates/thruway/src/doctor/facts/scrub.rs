@@ -6,9 +6,6 @@
 use super::scrub_settings::settings;
 use super::{Answer, Kind, Question, Unseen};
 
-/// Words of the kernel's command line that the diagnosis reads; the others may say anything.
-const PARAMETERS: [&str; 9] =
-    ["iommu", "intel_iommu", "amd_iommu", "arm-smmu", "pci=", "pcie_", "nvme_core.", "nvidia", "nokaslr"];
 /// Mount options whose value is an address, a name or a path of somebody's.
 const PRIVATE_OPTIONS: [&str; 15] = [
     "addr=",
@@ -43,7 +40,6 @@ pub(super) fn scrubbed(question: &Question, answer: Answer, settings_path: &str)
     let key = question.key.as_str();
     let clean = |text: String| match (question.kind, key) {
         (Kind::File, "/proc/self/mountinfo") => lines(&text, &mount),
-        (Kind::File, "/proc/cmdline") => lines(&text, &|line| addresses(&parameters(line))),
         (Kind::File, _) if key == settings_path => settings(&text),
         (Kind::Env, _) if !key.starts_with("CUFILE_") && !READ.contains(&key) => {
             if text.trim().is_empty() {
@@ -101,12 +97,8 @@ fn identifiers(text: &str) -> String {
     out
 }
 
-fn parameters(line: &str) -> String {
-    let is_known = |word: &&str| PARAMETERS.iter().any(|known| word.starts_with(known));
-    line.split_whitespace().filter(is_known).collect::<Vec<&str>>().join(" ")
-}
-
-/// A line of the mount table: `host:/export` becomes `server:/export`, and some options lose their value.
+/// A line of the mount table: `host:/export` becomes `server:/export`, and some options lose their value. Of Lustre's servers
+/// the networks stay.
 fn mount(line: &str) -> String {
     let options = |text: &str| {
         let keep = |option: &&str| !PRIVATE_OPTIONS.iter().any(|private| option.starts_with(private));
@@ -116,7 +108,12 @@ fn mount(line: &str) -> String {
     let mut fields = right.splitn(3, ' ');
     let (Some(kind), Some(source)) = (fields.next(), fields.next()) else { return String::new() };
     let source = match source.split_once(":/") {
-        Some((_, export)) => format!("server:/{export}"),
+        Some((servers, export)) => {
+            let networks = servers.split([':', ',']).filter_map(|server| server.split_once('@'));
+            let servers: Vec<String> = networks.map(|(_, network)| format!("server@{network}")).collect();
+            let servers = if kind == "lustre" && !servers.is_empty() { servers.join(":") } else { "server".to_owned() };
+            format!("{servers}:/{export}")
+        }
         None if source.starts_with("//") => "//server".to_owned(),
         None if HOST_AND_NAME.contains(&kind) => {
             source.split_once('/').map_or_else(|| "server".to_owned(), |(_, name)| format!("server/{name}"))
@@ -197,14 +194,10 @@ mod tests {
     fn servers_and_paths_of_mounts_are_left_out() {
         let line = "40 1 0:50 / /mnt/data rw - nfs4 nas7.corp:/export/a rw,proto=rdma,addr=10.0.0.7,clientaddr=10.0.0.8";
         assert_eq!(clean("/proc/self/mountinfo", line), "40 1 0:50 / /mnt/data rw - nfs4 server:/export/a rw,proto=rdma\n");
+        let line = "40 1 0:50 / /mnt rw - lustre mds1.corp@o2ib:10.0.0.2@o2ib1:/fs rw";
+        assert_eq!(clean("/proc/self/mountinfo", line), "40 1 0:50 / /mnt rw - lustre server@o2ib:server@o2ib1:/fs rw\n");
         let line = "1 0 0:9 / / rw - overlay overlay rw,lowerdir=/home/me/a:/b,upperdir=/c,workdir=/d,metacopy=on";
         assert_eq!(clean("/proc/self/mountinfo", line), "1 0 0:9 / / rw - overlay overlay rw,metacopy=on\n");
-    }
-
-    #[test]
-    fn of_the_kernels_command_line_only_known_words_stay() {
-        let line = "root=UUID=1 ip=10.0.0.1 hostname=secret iommu=pt intel_iommu=on quiet";
-        assert_eq!(clean("/proc/cmdline", line), "iommu=pt intel_iommu=on\n");
     }
 
     #[test]

@@ -9,6 +9,10 @@ use super::{Answer, Capture, Facts, Kind, Question, Unseen, word_and_path};
 use crate::base::{Error, ErrorKind, Result};
 use crate::storage::probe::{Prober, path_of, text_of};
 
+/// Why there is no answer.
+pub(super) const UNTOLD: &str = "files alone do not tell this";
+pub(super) const NOT_PACKED: &str = "the directory does not have it";
+
 /// Another machine's files in a directory of this one.
 #[derive(Debug)]
 pub struct Tree {
@@ -22,12 +26,21 @@ impl Tree {
     ///
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound) if there is no such directory, [`Malformed`](ErrorKind::Malformed) for a
-    /// capture in it that is none.
+    /// capture in it that is none, [`InvalidInput`](ErrorKind::InvalidInput) for a directory that holds nothing of a machine.
     pub fn new(root: &Path) -> Result<Self> {
         let prober = Prober::new(live::PATIENCE);
         let root = prober.resolve(root).map_err(|unseen| not_seen(root, &unseen))?;
         let beside = match prober.read(&root.join("facts"), BYTES_MAX) {
             Ok(bytes) => Capture::parse(&String::from_utf8_lossy(&bytes))?,
+            Err(Unseen::Absent) if ["proc", "sys", "etc"].iter().all(|name| prober.resolve(&root.join(name)).is_err()) => {
+                let error = Error::new(
+                    ErrorKind::InvalidInput,
+                    "this directory holds no machine's files: neither proc, nor sys, nor etc",
+                );
+                return Err(error
+                    .with_file(&root)
+                    .with_hint("name the directory above them, or a file of `thruway doctor --capture`"));
+            }
             Err(Unseen::Absent) => Capture::default(),
             Err(unseen) => return Err(not_seen(&root.join("facts"), &unseen)),
         };
@@ -38,8 +51,25 @@ impl Tree {
     fn inside(&self, path: &str) -> Result<PathBuf, Unseen> {
         let path = path_of(path);
         let parts = path.components().filter(|part| matches!(part, Component::Normal(_)));
-        let real = self.prober.resolve(&self.root.join(parts.collect::<PathBuf>()))?;
+        let below: PathBuf = parts.collect();
+        let real = match self.prober.resolve(&self.root.join(&below)) {
+            Err(Unseen::Absent) if self.lacks(&below) => return Err(Unseen::Failed(NOT_PACKED.to_owned())),
+            real => real?,
+        };
         if real.starts_with(&self.root) { Ok(real) } else { Err(Unseen::Absent) }
+    }
+
+    /// Whether what is not there was not packed, as far as one can tell: of the kernel's files if neither the directory that would
+    /// hold it nor the one above is there (a device without an IOMMU has no `iommu_group`, and its other files are there); of
+    /// devices, programs and what runs if their top directory is not. Settings that are not there are not set.
+    fn lacks(&self, path: &Path) -> bool {
+        let is_below = |tops: &[&str]| tops.iter().any(|top| path.starts_with(top));
+        let above = match path.iter().next() {
+            _ if is_below(&["proc", "sys"]) => path.ancestors().skip(1).take(2).filter(|above| *above != Path::new("")).last(),
+            Some(top) if is_below(&["dev", "run", "usr"]) => Some(Path::new(top)),
+            _ => None,
+        };
+        above.is_some_and(|above| self.prober.resolve(&self.root.join(above)).is_err())
     }
 }
 
@@ -72,7 +102,7 @@ impl Facts for Tree {
                 Ok(format!("/{}\n", text_of(below.as_os_str().as_bytes())))
             }
             Kind::Env => Err(Unseen::Absent),
-            Kind::Place | Kind::Call => Err(Unseen::Failed("files alone do not tell this".to_owned())),
+            Kind::Place | Kind::Call => Err(Unseen::Failed(UNTOLD.to_owned())),
         }
     }
 }
@@ -99,7 +129,12 @@ mod tests {
         assert_eq!(tree.call("user").as_deref(), Ok("root no\n"));
         assert_eq!(tree.file("/sys/class/nvme/out/secret"), Err(Unseen::Absent));
         let up = format!("/sys/../../{}/secret", outside.path().display());
-        assert_eq!(tree.file(&up), Err(Unseen::Absent));
+        assert!(tree.file(&up).is_err(), "nothing outside of it");
         assert!(matches!(tree.call("cuda"), Err(Unseen::Failed(_))));
+        assert_eq!(tree.file("/sys/class/nvme/nvme1"), Err(Unseen::Absent));
+        assert!(matches!(tree.file("/proc/modules"), Err(Unseen::Failed(_))), "what was not packed is unknown");
+        std::fs::create_dir(directory.path().join("etc")).expect("create");
+        assert_eq!(tree.file("/etc/modprobe.d/nvidia.conf"), Err(Unseen::Absent), "a system without such a directory has none");
+        assert_eq!(Tree::new(outside.path()).expect_err("no machine").kind(), ErrorKind::InvalidInput);
     }
 }

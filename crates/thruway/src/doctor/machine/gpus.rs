@@ -47,6 +47,10 @@ pub struct Gpu {
     pub memory_bytes: Option<u64>,
     /// Its compute capability.
     pub capability: Option<Version>,
+    /// Whether other devices may reach its memory (GPUDirect RDMA), as CUDA says.
+    pub has_peer_dma: Option<bool>,
+    /// Whether it hands out its memory as a dma-buf, as CUDA says.
+    pub has_dma_buf: Option<bool>,
     /// The line of products it belongs to.
     pub line: Line,
 }
@@ -65,6 +69,11 @@ impl Gpu {
     pub fn is_named_for_p2pdma(&self) -> bool {
         let model = model(&self.name);
         P2PDMA.contains(&model)
+    }
+
+    /// Whether it hangs on a Grace processor, to which cuFile goes by the link between the two (C2C) instead of PCIe.
+    pub fn is_on_grace(&self) -> bool {
+        ["GH200", "GB200", "GB300"].contains(&model(&self.name))
     }
 }
 
@@ -89,6 +98,8 @@ pub(super) fn all(facts: &dyn Facts, survey: Option<&CudaSurvey>, classes: &[(St
                 address: address.clone(),
                 memory_bytes: None,
                 capability: None,
+                has_peer_dma: None,
+                has_dma_buf: None,
             });
         }
     }
@@ -96,9 +107,10 @@ pub(super) fn all(facts: &dyn Facts, survey: Option<&CudaSurvey>, classes: &[(St
 }
 
 fn from_cuda(facts: &dyn Facts, ordinal: usize, gpu: &CudaGpu) -> Gpu {
-    // The driver writes eight digits of the domain at times, sysfs four.
+    // The driver writes eight digits of the domain at times, sysfs as many as it has, and four at least.
     let short = gpu.address.split_once(':').and_then(|(domain, rest)| {
-        let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
+        let zeros = domain.len() - domain.trim_start_matches('0').len();
+        let cut = domain.len().checked_sub(4)?.min(zeros);
         Some(format!("{}:{rest}", domain.get(cut..)?))
     });
     let address = short.unwrap_or_else(|| gpu.address.clone());
@@ -109,6 +121,8 @@ fn from_cuda(facts: &dyn Facts, ordinal: usize, gpu: &CudaGpu) -> Gpu {
         address,
         memory_bytes: gpu.memory_bytes,
         capability: gpu.capability.clone(),
+        has_peer_dma: gpu.has_peer_dma,
+        has_dma_buf: gpu.has_dma_buf,
         line: line(&gpu.name, gpu.is_integrated),
     }
 }

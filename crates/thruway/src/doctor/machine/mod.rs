@@ -13,7 +13,7 @@ use super::parse::nvidia::{self, CudaSurvey, DriverVersion};
 use super::parse::{Version, value};
 
 pub use gpus::{Gpu, Line};
-pub use modules::{is_loaded, nvidia_fs_is_installed};
+pub use modules::{has_patched_nvme, is_loaded, is_nvidia_kernel, nvidia_fs_is_installed};
 pub use network::{Nic, RdmaPort};
 pub use pci::{Controller, Link, PciDevice, links};
 pub use settings::{CufileConfig, CufileLibrary};
@@ -40,14 +40,16 @@ pub struct Machine {
     pub cuda: Result<CudaSurvey, Unseen>,
     /// The GPUs: those of the CUDA driver first, in its order, then those that only the PCI bus shows.
     pub gpus: Vec<Gpu>,
+    /// Whether the devices on the PCI bus could be listed; a machine without one has none.
+    pub is_bus_seen: bool,
     /// The network cards on the bus.
     pub nics: Vec<Nic>,
     /// The NVMe controllers on the bus.
     pub controllers: Vec<Controller>,
     /// Other devices on the bus that offer memory to their peers and to programs.
     pub pools: Vec<PciDevice>,
-    /// The library of cuFile, if it was found.
-    pub library: Option<CufileLibrary>,
+    /// The library of cuFile; absent if it lies in none of the usual places, all of which could be looked at.
+    pub library: Result<CufileLibrary, Unseen>,
     /// Its settings.
     pub config: CufileConfig,
     /// The mounts.
@@ -78,6 +80,7 @@ impl Machine {
             container: container(facts),
             is_root: user.as_deref().and_then(|text| value(text, "root")).map(|word| word == "yes"),
             gpus: gpus::all(facts, cuda.as_ref().ok(), &classes),
+            is_bus_seen: matches!(facts.list(pci::DEVICES), Ok(_) | Err(Unseen::Absent)),
             nics: network::all(facts, &classes),
             pools: controllers.iter().filter(offers).map(|controller| controller.device.clone()).collect(),
             controllers,
@@ -96,6 +99,11 @@ impl Machine {
         self.architecture == "x86_64"
     }
 
+    /// Whether there may be a GPU though none was seen.
+    pub fn may_have_gpu(&self) -> bool {
+        self.gpus.is_empty() && (!self.is_bus_seen || matches!(self.cuda, Err(Unseen::Silent(_) | Unseen::Denied)))
+    }
+
     /// Whether the kernel is of this version or newer.
     pub fn kernel_at_least(&self, least: &[u32]) -> bool {
         self.kernel.as_ref().is_some_and(|kernel| kernel.at_least(least))
@@ -104,9 +112,9 @@ impl Machine {
 
 /// What shows that this is a container.
 fn container(facts: &dyn Facts) -> Option<&'static str> {
-    const SIGNS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
-    if let Some(sign) = SIGNS.into_iter().find(|path| facts.exists(path)) {
-        return Some(sign);
-    }
-    ["container", "KUBERNETES_SERVICE_HOST"].into_iter().find(|name| facts.env(name).is_some())
+    const SIGNS: [&str; 3] = ["/.dockerenv", "/run/.containerenv", "/.singularity.d"];
+    // Podman and systemd set the first, Apptainer and Singularity their own names.
+    const NAMES: [&str; 4] = ["container", "KUBERNETES_SERVICE_HOST", "APPTAINER_NAME", "SINGULARITY_NAME"];
+    let is_there = |path: &&str| matches!(facts.link(path), Ok(_) | Err(Unseen::Denied));
+    SIGNS.into_iter().find(is_there).or_else(|| NAMES.into_iter().find(|name| facts.env(name).is_some()))
 }

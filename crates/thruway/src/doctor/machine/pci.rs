@@ -1,8 +1,10 @@
 //! Devices on the PCI bus.
 
-use crate::doctor::facts::{Facts, FactsExt};
+use crate::doctor::facts::{Facts, FactsExt, Unseen};
 use crate::doctor::parse::pci;
 
+/// The directory of all devices.
+pub(super) const DEVICES: &str = "/sys/bus/pci/devices";
 /// So many devices of one kind are looked at.
 const DEVICES_MAX: usize = 4096;
 
@@ -34,6 +36,12 @@ impl Link {
         Some(f64::from(speed) / 10.0 * f64::from(width) * share / 8.0)
     }
 
+    /// What both ends of a link can do, as far as it is known.
+    pub fn common(self, other: Self) -> Self {
+        let least = |one: Option<u32>, other: Option<u32>| one.into_iter().chain(other).min();
+        Self { speed: least(self.speed, other.speed), width: least(self.width, other.width) }
+    }
+
     /// Whether it has fewer lanes than `most`, or, if that counts, less speed.
     pub fn is_below(self, most: Self, speed_counts: bool) -> bool {
         let less = |now: Option<u32>, most: Option<u32>| now.zip(most).is_some_and(|(now, most)| now < most);
@@ -54,8 +62,8 @@ pub struct PciDevice {
     pub link: Link,
     /// The link as it could be.
     pub link_max: Link,
-    /// What the IOMMU does with its requests: `identity`, `DMA`, `DMA-FQ`; `None` without an IOMMU.
-    pub iommu: Option<String>,
+    /// What the IOMMU does with its requests: `identity`, `DMA`, `DMA-FQ`; absent without an IOMMU.
+    pub iommu: Result<String, Unseen>,
     /// Its base address registers.
     pub registers: Vec<pci::Register>,
     /// Bytes of its memory that the kernel offers for peer-to-peer DMA; `None` if it offers none.
@@ -74,7 +82,7 @@ impl PciDevice {
             node: line("numa_node").and_then(|node| node.parse().ok()),
             link,
             link_max,
-            iommu: line("iommu_group/type"),
+            iommu: facts.line(&format!("{base}/iommu_group/type")),
             registers: facts.file(&format!("{base}/resource")).map(|text| pci::registers(&text)).unwrap_or_default(),
             peer_bytes: line("p2pmem/size").and_then(|bytes| bytes.parse().ok()),
             path,
@@ -99,7 +107,7 @@ pub fn links(facts: &dyn Facts, address: &str) -> (Link, Link) {
 
 /// The addresses of all devices with their classes, as far as those are known.
 pub(super) fn classes(facts: &dyn Facts) -> Vec<(String, pci::Class)> {
-    let addresses = facts.names("/sys/bus/pci/devices").into_iter().filter(|name| pci::is_address(name)).take(DEVICES_MAX);
+    let addresses = facts.names(DEVICES).into_iter().filter(|name| pci::is_address(name)).take(DEVICES_MAX);
     let with_class = |address: String| {
         let class = facts.line(&format!("/sys/bus/pci/devices/{address}/class")).ok().as_deref().and_then(pci::class)?;
         Some((address, class))

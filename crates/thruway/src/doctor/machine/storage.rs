@@ -84,8 +84,8 @@ pub struct Drive {
     pub kind: DriveKind,
     /// Its controller on the PCI bus.
     pub device: Option<PciDevice>,
-    /// Bytes of metadata beside each block, of an NVMe drive with integrity data.
-    pub metadata_bytes: u64,
+    /// Bytes of metadata beside each block, of an NVMe drive with integrity data; `None` if that cannot be seen.
+    pub metadata_bytes: Option<u64>,
 }
 
 /// A place that is asked about.
@@ -120,6 +120,17 @@ impl Target {
     /// The drives that PCI shows.
     pub fn devices(&self) -> impl Iterator<Item = &PciDevice> {
         self.drives.iter().filter_map(|drive| drive.device.as_ref())
+    }
+
+    /// Whether it lies on NVMe drives of this machine, or may.
+    pub fn is_on_local_nvme(&self) -> bool {
+        let is_local = |drive: &Drive| matches!(&drive.kind, DriveKind::Nvme(transport) if transport == "pcie");
+        self.drives.iter().any(is_local)
+    }
+
+    /// Whether it lies on NVMe drives of another machine, reached by RDMA.
+    pub fn is_on_remote_nvme(&self) -> bool {
+        self.drives.iter().any(|drive| drive.kind == DriveKind::Nvme("rdma".to_owned()))
     }
 
     /// Whether the filesystem lies on another machine.
@@ -214,18 +225,29 @@ fn layer_kind(facts: &dyn Facts, base: &str, name: &str) -> Option<LayerKind> {
 }
 
 fn drive(facts: &dyn Facts, base: &str, name: String) -> Drive {
-    if !name.starts_with("nvme") {
+    if !is_namespace(&name) {
         let is_virtual = base.contains("/virtio");
         let device = pci::addresses(base).last().and_then(|address| PciDevice::examine(facts, address));
         let kind = if is_virtual { DriveKind::Virtual } else { DriveKind::Other };
-        return Drive { name, kind, device, metadata_bytes: 0 };
+        return Drive { name, kind, device, metadata_bytes: Some(0) };
     }
     let controller = controller(facts, base);
     let transport = controller.as_ref().and_then(|name| facts.line(&format!("/sys/class/nvme/{name}/transport")).ok());
     let path = controller.and_then(|name| facts.link(&format!("/sys/class/nvme/{name}")).ok()).unwrap_or_default();
     let device = pci::addresses(&path).last().and_then(|address| PciDevice::examine(facts, address));
-    let metadata = facts.line(&format!("{base}/metadata_bytes")).ok().and_then(|bytes| bytes.parse().ok());
-    Drive { name, kind: DriveKind::Nvme(transport.unwrap_or_default()), device, metadata_bytes: metadata.unwrap_or(0) }
+    // Kernels before 6.8 do not tell, and few drives have any.
+    let metadata_bytes = match facts.line(&format!("{base}/metadata_bytes")) {
+        Err(Unseen::Absent) => Some(0),
+        bytes => bytes.ok().and_then(|bytes| bytes.parse().ok()),
+    };
+    Drive { name, kind: DriveKind::Nvme(transport.unwrap_or_default()), device, metadata_bytes }
+}
+
+/// Whether a drive's name is one that the NVMe driver gives: `nvme0n1`, `nvme0c0n1`. NVMesh has names of its own.
+fn is_namespace(name: &str) -> bool {
+    let Some((controller, namespace)) = name.strip_prefix("nvme").and_then(|rest| rest.split_once('n')) else { return false };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number(namespace) && controller.split('c').take(3).all(is_number)
 }
 
 /// The controller of an NVMe namespace: the directory above it, or, where the kernel joins several ways to one drive, the
@@ -239,4 +261,19 @@ fn controller(facts: &dyn Facts, base: &str) -> Option<String> {
         return Some(name.to_owned());
     }
     facts.names(above).into_iter().find(|name| is_controller(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drives_of_the_nvme_driver_are_known_by_their_whole_name() {
+        for name in ["nvme0n1", "nvme12n3", "nvme0c1n1"] {
+            assert!(is_namespace(name), "{name}");
+        }
+        for name in ["nvmesh!vol", "nvmesh0n1", "nvme0", "nvmen1", "nvme0n", "sda", "nvme0n1p1"] {
+            assert!(!is_namespace(name), "{name}");
+        }
+    }
 }

@@ -36,6 +36,23 @@ impl Mount {
     }
 }
 
+impl Mount {
+    /// Whether the bytes of NFS or Lustre go over RDMA; `None` where that cannot be told, and of all others.
+    pub fn is_over_rdma(&self) -> Option<bool> {
+        match self.kind.as_str() {
+            "nfs" | "nfs4" => self.value("proto").map(|protocol| matches!(protocol, "rdma" | "rdma6")),
+            // The servers' names end in their networks: `10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch`.
+            "lustre" => {
+                let names = self.source.split([':', ',']).filter_map(|server| server.split_once('@'));
+                let networks: Vec<&str> = names.map(|(_, network)| network).collect();
+                let all = |kind: &str| !networks.is_empty() && networks.iter().all(|network| network.starts_with(kind));
+                if all("o2ib") { Some(true) } else { all("tcp").then_some(false) }
+            }
+            _ => None,
+        }
+    }
+}
+
 /// All mounts, in the order in which they were made. Lines that are none are left out.
 pub fn parse(table: &str) -> Vec<Mount> {
     table.lines().filter(|text| text.len() <= LINE_BYTES_MAX).filter_map(line).collect()
@@ -86,5 +103,23 @@ mod tests {
         assert_eq!((held.kind.as_str(), held.has("ro"), held.value("size")), ("tmpfs", true, Some("1k")));
         assert!(holding(&mounts, "/mnt/a").expect("held").has("data=ordered"));
         assert_eq!(holding(&mounts, "relative"), None);
+    }
+
+    #[test]
+    fn what_goes_over_rdma_is_told_by_options_and_by_the_names_of_servers() {
+        let is_over_rdma = |rest: &str| parse(&format!("1 0 0:50 / /data rw - {rest}"))[0].is_over_rdma();
+        for (rest, expected) in [
+            ("nfs4 [fd00::7]:/export rw,proto=rdma6,port=20049,addr=fd00::7", Some(true)),
+            ("nfs server:/export rw,proto=rdma,port=20049", Some(true)),
+            ("nfs4 [fd00::7]:/export rw,proto=tcp6", Some(false)),
+            ("nfs4 server:/export rw", None),
+            ("lustre 10.0.0.1@o2ib:10.0.0.2@o2ib1:/scratch rw", Some(true)),
+            ("lustre 10.0.0.1@tcp,10.0.0.2@tcp1:/scratch rw", Some(false)),
+            ("lustre 10.0.0.1@tcp:10.0.0.1@o2ib:/scratch rw", None),
+            ("lustre server:/scratch rw", None),
+            ("xfs /dev/nvme0n1 rw", None),
+        ] {
+            assert_eq!(is_over_rdma(rest), expected, "{rest}");
+        }
     }
 }

@@ -23,6 +23,18 @@ pub fn driver_version(text: &str) -> Option<DriverVersion> {
     Some(DriverVersion { text, version, is_open: line.contains("Open Kernel Module") })
 }
 
+/// The value of a name among registry words. The driver compares names without regard to case and reads values as C does
+/// (`0x1`).
+pub fn registry_value(words: &[String], name: &str) -> Option<u64> {
+    let mut pairs = words.iter().filter_map(|word| word.split_once('='));
+    let (_, value) = pairs.find(|(have, _)| have.trim().eq_ignore_ascii_case(name))?;
+    let value = value.trim();
+    match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => value.parse().ok(),
+    }
+}
+
 /// The words of `RegistryDwords` in `/proc/driver/nvidia/params`, as `name=value`.
 pub fn registry_words(text: &str) -> Vec<String> {
     let value = field(text, "RegistryDwords", ':').unwrap_or_default().trim_matches('"');
@@ -38,8 +50,6 @@ pub struct Statistics {
     pub writes: Option<(u64, u64)>,
     /// The counters of errors that are not 0, with their names.
     pub errors: Vec<(String, u64)>,
-    /// Whether RDMA of NVIDIA's network cards is supported by this build.
-    pub has_peer_direct: Option<bool>,
 }
 
 /// Reads `/proc/driver/nvidia-fs/stats`. Rows look like `Reads : n=5 ok=5 err=0 readMiB=1 io_state_err=0`.
@@ -66,8 +76,7 @@ pub fn statistics(text: &str) -> Statistics {
             errors.push((name.to_owned(), count));
         }
     }
-    let has_peer_direct = field(text, "Mellanox PeerDirect Supported", ':').map(|word| word == "True");
-    Statistics { reads: done("Reads"), writes: done("Writes"), errors, has_peer_direct }
+    Statistics { reads: done("Reads"), writes: done("Writes"), errors }
 }
 
 /// One GPU as the CUDA driver describes it.
@@ -85,6 +94,8 @@ pub struct CudaGpu {
     pub is_integrated: bool,
     /// Whether other devices may reach its memory.
     pub has_peer_dma: Option<bool>,
+    /// Whether it hands out its memory as a dma-buf.
+    pub has_dma_buf: Option<bool>,
 }
 
 /// What the CUDA driver says.
@@ -117,6 +128,7 @@ fn gpu(line: &str) -> Option<CudaGpu> {
         capability: word("capability").and_then(Version::parse),
         is_integrated: word("integrated") == Some("yes"),
         has_peer_dma: word("peer_dma").map(|word| word == "yes"),
+        has_dma_buf: word("dma_buf").map(|word| word == "yes"),
     })
 }
 
@@ -138,10 +150,12 @@ mod tests {
     fn registry_words_and_statistics_are_read() {
         let words = registry_words("EnableMSI: 1\nRegistryDwords: \"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"\n");
         assert_eq!(words, ["RMForceStaticBar1=1", "RmForceDisableIomapWC=1"]);
-        let text = "GDS Version: 1.16.0.49\nMellanox PeerDirect Supported: True\nReads\t: n=10 ok=9 err=1 readMiB=40 io_state_err=0\n\
+        let words = ["rmforcestaticbar1=0x2", "Other=x"].map(str::to_owned);
+        assert_eq!((registry_value(&words, "RMForceStaticBar1"), registry_value(&words, "Other")), (Some(2), None));
+        let text = "GDS Version: 1.16.0.49\nReads\t: n=10 ok=9 err=1 readMiB=40 io_state_err=0\n\
                     Writes : n=0 ok=0 err=0\nError : cpu-gpu-pages=0 sg-ext=2 dma-map=0 dma-ref=0\n";
         let statistics = statistics(text);
-        assert_eq!((statistics.reads, statistics.has_peer_direct), (Some((9, 10)), Some(true)));
+        assert_eq!(statistics.reads, Some((9, 10)));
         assert_eq!(statistics.errors, [("reads failed".to_owned(), 1), ("sg-ext".to_owned(), 2)]);
     }
 

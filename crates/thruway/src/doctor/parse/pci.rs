@@ -69,26 +69,54 @@ pub fn registers(text: &str) -> Vec<Register> {
 
 /// The PCI addresses in a resolved path of sysfs, from the root complex to the device.
 pub fn addresses(path: &str) -> Vec<&str> {
-    path.split('/').filter(|part| is_address(part)).collect()
+    below_root(path).filter(|part| is_address(part)).collect()
 }
 
-/// `0000:41:00.0`
+/// `0000:41:00.0`, or `10000:01:00.0`: Intel's VMD gives its drives domains of five digits.
 pub fn is_address(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let hex = |range: std::ops::Range<usize>| bytes[range].iter().all(u8::is_ascii_hexdigit);
-    bytes.len() == 12
-        && bytes[4] == b':'
-        && bytes[7] == b':'
-        && bytes[10] == b'.'
-        && hex(0..4)
-        && hex(5..7)
-        && hex(8..10)
-        && hex(11..12)
+    let is_hex = |part: &str, least: usize, most: usize| {
+        (least..=most).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    let [domain, bus, device, function] = parts.as_slice() else { return false };
+    is_hex(domain, 4, 8)
+        && is_hex(bus, 2, 2)
+        && is_hex(device, 2, 2)
+        && is_hex(function, 1, 1)
+        && text == format!("{domain}:{bus}:{device}.{function}")
 }
 
-/// The root complex in a resolved path of sysfs: `pci0000:40`.
+/// The root complex in a resolved path of sysfs: `pci0000:40`. Behind Intel's VMD lies one of its own.
 pub fn root_of(path: &str) -> Option<&str> {
-    path.split('/').find(|part| part.starts_with("pci") && part.contains(':'))
+    path.split('/').rfind(|part| is_root(part))
+}
+
+fn is_root(part: &str) -> bool {
+    part.starts_with("pci") && part.contains(':')
+}
+
+/// The parts of a path below its root complex.
+fn below_root(path: &str) -> impl Iterator<Item = &str> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let begin = parts.iter().rposition(|part| is_root(part)).map_or(0, |at| at + 1);
+    parts.into_iter().skip(begin)
+}
+
+/// The bridges on the way between two devices that need not pass the root complex, in the order in which the kernel looks at
+/// them; empty if there is no such way.
+pub fn bridges_between<'a>(one: &'a str, other: &'a str) -> Vec<&'a str> {
+    if root_of(one) != root_of(other) {
+        return Vec::new();
+    }
+    let (one, other) = (addresses(one), addresses(other));
+    let shared = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
+    if shared == 0 || shared >= one.len() || shared >= other.len() {
+        return Vec::new();
+    }
+    // From below the bridge that both share, and that one itself.
+    let mut way: Vec<&str> = one[shared - 1..one.len() - 1].to_vec();
+    way.extend(&other[shared..other.len() - 1]);
+    way
 }
 
 /// The root port in a resolved path of sysfs, if the device lies behind one.
@@ -146,10 +174,11 @@ pub fn distance(one: (&str, Option<u32>), other: (&str, Option<u32>)) -> Option<
 }
 
 /// Reads configuration space: whether its Access Control Services send peers' requests up to the root complex (`ReqRedir`,
-/// `CmpltRedir` or `UpstreamFwd`); `None` if the capability is not there or is not shown to this user.
+/// `CmpltRedir` or `EgressCtrl`, the bits that the kernel's `drivers/pci/p2pdma.c` tests); `None` if the capability is not
+/// shown to this user. A bridge without the capability sends nothing up.
 pub fn redirects_upstream(config: &[u8]) -> Option<bool> {
     const ACS: u32 = 0x000d;
-    const REDIRECTS: u16 = 0x04 | 0x08 | 0x10;
+    const REDIRECTS: u16 = 0x04 | 0x08 | 0x20;
     let word = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
     let mut at = 0x100;
     // Each capability is at least 8 bytes, so a list that goes on for longer runs in a circle.
@@ -161,7 +190,7 @@ pub fn redirects_upstream(config: &[u8]) -> Option<bool> {
         }
         at = usize::try_from(head >> 20).ok()? & !3;
         if at < 0x100 {
-            return None;
+            return Some(false);
         }
     }
     None
@@ -190,6 +219,7 @@ mod tests {
         assert_eq!(registers(&without_address)[1], Register { line: 2, bytes: 0 });
         assert_eq!(registers("0x2 0x1 0x0\n"), []);
         assert!(is_address("0000:41:00.0") && !is_address("0000:41:00.") && !is_address("pci0000:40"));
+        assert!(is_address("10000:01:00.0") && !is_address("0000.41:00:0") && !is_address("000:41:00.0"));
     }
 
     #[test]
@@ -206,6 +236,11 @@ mod tests {
             (Some(Distance::Node), Some(Distance::Node), Some(Distance::Sockets))
         );
         assert_eq!(of("/sys/devices/virtual/block/md0", None), None);
+        let managed = "/sys/devices/pci0000:40/0000:40:00.5/pci10000:00/10000:00:02.0/10000:01:00.0";
+        assert_eq!(of(managed, Some(0)), Some(Distance::Node), "behind Intel's VMD lies another root complex");
+        assert_eq!(addresses(managed), ["10000:00:02.0", "10000:01:00.0"]);
+        assert_eq!(bridges_between(gpu, near), ["0000:41:00.0", "0000:42:00.0", "0000:42:01.0"]);
+        assert_eq!(bridges_between(gpu, beside), [""; 0]);
     }
 
     #[test]
@@ -216,7 +251,9 @@ mod tests {
         config[0x148..0x14c].copy_from_slice(&(0x000d_u32 | 1 << 16).to_le_bytes());
         config[0x14e] = 0x04;
         assert_eq!(redirects_upstream(&config), Some(true));
-        config[0x14e] = 0x01;
+        config[0x14e] = 0x20;
+        assert_eq!(redirects_upstream(&config), Some(true), "egress control");
+        config[0x14e] = 0x11;
         assert_eq!(redirects_upstream(&config), Some(false));
         assert_eq!(redirects_upstream(&config[..64]), None, "an ordinary user sees no more");
         config[0x100..0x104].copy_from_slice(&(0x0001_u32 | 0x100 << 20).to_le_bytes());

@@ -128,6 +128,8 @@ impl Distribution {
     }
 }
 
+pub(super) use crate::doctor::machine::is_nvidia_kernel;
+
 /// The package with the headers of a kernel: each of Red Hat's flavours, and Oracle's, has its own. `…aarch64+64k` is what the
 /// kernel says, and the package's version is without the flavour.
 fn red_hat_headers(release: &str) -> String {
@@ -139,12 +141,6 @@ fn red_hat_headers(release: &str) -> String {
         None => return format!("kernel-devel-{release}"),
     };
     format!("kernel-{flavour}-devel-{version}")
-}
-
-/// Whether a kernel is one of Ubuntu's `linux-nvidia`, whose NVMe driver knows nvidia-fs: `6.8.0-1030-nvidia`,
-/// `6.8.0-1030-nvidia-64k`.
-pub(super) fn is_nvidia_kernel(release: &str) -> bool {
-    release.split('-').any(|part| part == "nvidia")
 }
 
 fn family(word: &str) -> Option<Family> {

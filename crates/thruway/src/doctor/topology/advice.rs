@@ -221,7 +221,7 @@ mod tests {
             node,
             link: Link::default(),
             link_max: Link::default(),
-            iommu: None,
+            iommu: Err(crate::doctor::facts::Unseen::Absent),
             registers: Vec::new(),
             peer_bytes: None,
         };
