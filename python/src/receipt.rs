@@ -96,6 +96,7 @@ impl Receipt {
         all.set_item("retries", self.receipt.retries)?;
         all.set_item("paths", self.paths(py)?)?;
         all.set_item("files", files)?;
+        all.set_item("notes", &self.receipt.notes)?;
         Ok(all)
     }
 

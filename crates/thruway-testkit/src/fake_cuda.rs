@@ -110,7 +110,8 @@ impl FakeCuda {
     pub fn assert_clean(&self) {
         let report = self.report();
         assert_eq!(self.faults(), [], "the driver was misused");
-        for field in ["live_allocations", "pinned_ranges", "live_streams", "live_events", "in_flight_operations"] {
+        for field in ["live_allocations", "pinned_ranges", "live_streams", "live_events", "live_modules", "in_flight_operations"]
+        {
             assert_eq!(report[field], 0, "{field} are left: {report:#}");
         }
     }

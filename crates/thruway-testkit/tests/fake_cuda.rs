@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
+use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -481,7 +482,53 @@ fn a_machine_without_devices_says_so_and_handles_that_are_gone_are_noticed() {
     driver.destroy(stream);
     assert_eq!(driver.query(stream), CUDA_ERROR_INVALID_HANDLE);
     assert!(fake.saw("stale_handle"), "{:?}", fake.faults());
-    // SAFETY: device code is not looked at.
-    let answer = unsafe { (driver.cuda.cuModuleLoadData)(&mut null_mut(), c"".as_ptr().cast()) };
-    assert_eq!(answer, CUDA_ERROR_NOT_SUPPORTED);
+}
+
+#[test]
+fn device_code_is_ptx_with_the_products_kernel_which_runs_late() {
+    let fake = FakeCuda::start("DELAY_US=0..50");
+    let driver = Driver::new(&fake);
+    let (mut module, mut kernel) = (null_mut(), null_mut());
+    // SAFETY: a C string, and a pointer to a local.
+    let mut load = |text: &CStr| unsafe { (driver.cuda.cuModuleLoadData)(&raw mut module, text.as_ptr().cast()) };
+    assert_eq!(load(c"ELF"), CUDA_ERROR_INVALID_IMAGE);
+    assert_eq!(load(c"// by hand\n.version 6.0\n.visible .entry thruway_crc64(\n.maxntid 256, 1, 1\n"), CUDA_SUCCESS);
+    // SAFETY: as above.
+    let mut find = |name: &CStr| unsafe { (driver.cuda.cuModuleGetFunction)(&raw mut kernel, module, name.as_ptr()) };
+    assert_eq!(find(c"thruway_crc"), CUDA_ERROR_NOT_FOUND);
+    assert_eq!(find(c"thruway_crc64"), CUDA_SUCCESS);
+
+    let stream = driver.stream(CU_STREAM_NON_BLOCKING);
+    let memory = driver.alloc(24 + 9);
+    let piece = [(memory + 24).to_le_bytes(), 9_u64.to_le_bytes(), [0; 8]].concat();
+    let bytes = [piece.as_slice(), b"123456789"].concat();
+    // SAFETY: the driver checks the ranges.
+    assert_eq!(unsafe { (driver.cuda.cuMemcpyHtoD_v2)(memory, bytes.as_ptr().cast(), bytes.len()) }, CUDA_SUCCESS);
+    let launch = |threads| {
+        let (mut address, mut count) = (memory, 1_u64);
+        let mut parameters = [(&raw mut address).cast(), (&raw mut count).cast()];
+        let (parameters, extra) = (parameters.as_mut_ptr(), null_mut());
+        // SAFETY: the kernel has two parameters.
+        unsafe { (driver.cuda.cuLaunchKernel)(kernel, 1, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
+    };
+    assert_eq!(launch(128), CUDA_ERROR_INVALID_VALUE);
+    let held = fake.hold();
+    assert_eq!(launch(256), CUDA_SUCCESS);
+    assert_eq!(fake.device_bytes(memory + 16, 8), [0; 8], "nothing waited for it");
+    drop(held);
+    driver.sync(stream);
+    // The check value, without what the ones at the beginning and the end make of nine bytes.
+    let zeros = crc_of_zeros(9);
+    assert_eq!(fake.device_bytes(memory + 16, 8), (0xae8b_1486_0a79_9888_u64 ^ zeros).to_le_bytes());
+    driver.free(memory);
+    driver.destroy(stream);
+    // SAFETY: the module is alive, and then it is not.
+    let unload = || unsafe { (driver.cuda.cuModuleUnload)(module) };
+    assert_eq!((unload(), unload(), launch(256)), (CUDA_SUCCESS, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_HANDLE));
+}
+
+/// The CRC-64/NVME of zeros, bit by bit.
+fn crc_of_zeros(bytes: u32) -> u64 {
+    let step = |register: u64| register >> 1 ^ if register & 1 == 1 { 0x9a6c_9329_ac4b_c9b5 } else { 0 };
+    !(0..bytes * 8).fold(!0, |register, _| step(register))
 }

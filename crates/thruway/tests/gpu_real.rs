@@ -2,11 +2,13 @@
 //! timing. `THRUWAY_REQUIRE_GPU=1` demands the machine's own driver and GPU (`scripts/gpu-check` sets it); else the same
 //! tests, with fewer rounds, run on the driver without a GPU.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thruway::base::settings::{CuFileChoice, EngineChoice, Settings};
+use thruway::cuda::Crc64;
 use thruway::io::layer::{Fault, FaultPlan, Faulty};
 use thruway::io::policy::Source as StorageSide;
 use thruway::io::{EngineFactory, Made, OsEngines};
@@ -309,5 +311,49 @@ fn a_failure_or_a_cancellation_at_any_step_ends_clean_and_the_gpu_goes_on_workin
         let (loaded, _) = session.open(&path).expect("open").load(LoadOptions::all()).expect("load");
         assert!(loaded.get("t").expect("loaded").to_host().expect("readable") == content);
     }
+    driver.end();
+}
+
+#[test]
+fn the_gpus_checksums_are_those_of_the_cpu_for_every_length_and_alignment() {
+    let driver = Driver::start();
+    let directory = scratch();
+    let mut random = Random(0xc64);
+    let content = random.bytes(5_000_000);
+    let path = directory.path().join("input");
+    write_file(&path, &content, false);
+    let session = driver.session(Settings::default()).build().expect("session");
+    let gpu = session.gpu().expect("a GPU");
+    let mut buffer = GpuBuffer::new(gpu, content.len()).expect("memory");
+    fill(&session, &path, &mut buffer);
+    let kernel = Crc64::load(gpu).expect("the driver takes the kernel, and it computes what it should");
+    let lengths = (0..=300).chain(2040..2060).chain(4090..4110).chain([262_143, 262_144, 262_145, 2_000_003]);
+    let mut ranges: Vec<_> = lengths.flat_map(|length| (0..16).map(move |start| 48 + start..48 + start + length)).collect();
+    // To the very end: nothing behind it may be touched.
+    ranges.extend((0..40).map(|length| content.len() - length..content.len()));
+    for _ in 0..driver.rounds(20_000, 2000) {
+        let (start, length) = (random.below(1 << 20), random.below_one_of(&[100, 5000, 70_000, 600_000]));
+        ranges.push(start..start + length);
+    }
+    let pieces: Vec<(u64, u64)> =
+        ranges.iter().map(|range| (buffer.address() + range.start as u64, range.len() as u64)).collect();
+    // SAFETY: the pieces lie in the buffer, which was filled before, and which nobody writes to.
+    let found = unsafe { kernel.remainders(&pieces) }.expect("summed");
+    let crc = |bytes: &[u8]| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes);
+    for (range, found) in ranges.into_iter().zip(found) {
+        assert_eq!(found, crc(&content[range.clone()]) ^ crc(&vec![0; range.len()]), "{range:?}");
+    }
+
+    let large = GpuBuffer::new(gpu, driver.rounds(4 << 30, 4 << 20)).expect("memory");
+    let pieces: Vec<(u64, u64)> = (0..large.len() as u64 >> 18).map(|piece| (large.address() + (piece << 18), 1 << 18)).collect();
+    let begun = std::time::Instant::now();
+    for _ in 0..5 {
+        // SAFETY: as above; what the memory holds does not matter.
+        unsafe { kernel.remainders(&pieces) }.expect("summed");
+    }
+    let rate = 5.0 * large.len() as f64 / begun.elapsed().as_secs_f64() / 1e9;
+    // Not by a macro, whose output a test that passes keeps to itself.
+    writeln!(std::io::stderr(), "checksums of {} bytes on the GPU: {rate:.0} GB/s", large.len()).expect("told");
+    drop((kernel, buffer, large, session));
     driver.end();
 }

@@ -22,6 +22,8 @@ const FORBIDDEN: &[&str] = &[
     "cuMemHostUnregister",
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",
+    "cuModuleLoadData",
+    "cuModuleUnload",
     "cuStreamQuery",
     "cuStreamSynchronize",
 ];

@@ -23,6 +23,7 @@ pub(crate) struct Config {
     pub(crate) alignment: usize,
     pub(crate) check: bool,
     pub(crate) capturing: bool,
+    pub(crate) wrong_sums: bool,
 }
 
 impl Default for Config {
@@ -42,6 +43,7 @@ impl Default for Config {
             alignment: 512,
             check: true,
             capturing: false,
+            wrong_sums: false,
         }
     }
 }
@@ -94,6 +96,7 @@ impl Config {
                 }
             }
             "CAPTURING" => self.capturing = number::<u8>(key, value)? != 0,
+            "WRONG_SUMS" => self.wrong_sums = number::<u8>(key, value)? != 0,
             "CHECK" => self.check = number::<u8>(key, value)? != 0,
             _ => return Err(format!("there is no setting {PREFIX}{key}")),
         }

@@ -90,6 +90,7 @@ impl World {
         self.arenas[context].clear();
         self.streams.retain(|_, stream| stream.context != context);
         self.events.retain(|_, event| event.context != context);
+        self.modules.retain(|_, module| module.context != context);
         self.contexts[context] = Context::default();
     }
 }

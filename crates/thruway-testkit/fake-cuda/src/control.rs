@@ -14,7 +14,7 @@ use crate::world::{SHARED, World, address, is_forked, lock, wait};
 ///
 /// Fields: `initialised`; `devices` (each `ordinal`, `live_allocations`, `live_bytes`, `peak_bytes`,
 /// `context_references`, `sticky_error`); `live_allocations`, `live_bytes` (device memory); `pinned_ranges`,
-/// `pinned_bytes`, `pinned_peak_bytes`; `live_streams`, `live_events`; `in_flight_operations`, `in_flight_copies`;
+/// `pinned_bytes`, `pinned_peak_bytes`; `live_streams`, `live_events`, `live_modules`; `in_flight_operations`, `in_flight_copies`;
 /// `copies`, `pageable_copies` and `host_to_device_bytes`, `device_to_host_bytes`, `device_to_device_bytes`,
 /// `fill_bytes` (what has completed); `faults` (each `kind`, `detail`); `calls` (by symbol).
 ///

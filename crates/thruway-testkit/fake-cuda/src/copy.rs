@@ -221,7 +221,7 @@ impl World {
     }
 
     /// Where the CPU finds a device range, if the device may touch it at this point of the stream.
-    fn view(&mut self, address: usize, bytes: usize) -> Result<*mut u8, CUresult> {
+    pub(crate) fn view(&mut self, address: usize, bytes: usize) -> Result<*mut u8, CUresult> {
         let range = format!("{bytes} bytes at {address:#x}, when the work ran");
         let Some(device) = self.arena_of(address) else {
             return self.refuse(FaultKind::OutOfBounds, range, CUDA_ERROR_ILLEGAL_ADDRESS);

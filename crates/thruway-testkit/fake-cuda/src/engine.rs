@@ -90,8 +90,10 @@ fn begin_head(world: &mut World, id: StreamId) {
     }
     let Some(mut op) = world.streams.get_mut(&id).and_then(|stream| stream.queue.pop_front()) else { return };
     let mut delay = Duration::ZERO;
-    if let Work::Copies(copies) = &mut op.work {
+    if let Work::Copies(_) | Work::Kernel(_) = &op.work {
         delay = delay_of(&world.config, id, op.seq);
+    }
+    if let Work::Copies(copies) = &mut op.work {
         copies.iter_mut().for_each(|copy| world.begin(copy));
     }
     op.progress = Progress::Running(Instant::now() + delay);
@@ -129,7 +131,8 @@ fn perform(world: &mut World, op: Op, failed: bool) -> Answer {
                 world.finish(copy)?;
             }
         }
-        Work::Copies(_) | Work::Barrier => {}
+        Work::Kernel(launch) if !failed => world.launch(launch)?,
+        Work::Copies(_) | Work::Kernel(_) | Work::Barrier => {}
         Work::Record { event, generation } => {
             if let Some(event) = world.events.get_mut(&event).filter(|event| event.generation == generation) {
                 event.completed_at = Some(Instant::now());

@@ -25,7 +25,9 @@
 //! `CUDA_ERROR_NOT_INITIALIZED`. It is stricter in one point: a device address given as a copy's host side is refused,
 //! where a driver copies within the device. Errors found while work runs are sticky in their context.
 //!
-//! Not imitated: device code (modules are refused), the per-thread default stream, graphs, peer access rules, and the
+//! Of device code it knows the product's one kernel, and does by the CPU what that does, as late as copies.
+//!
+//! Not imitated: other device code, the per-thread default stream, graphs, peer access rules, and the
 //! kernel's refusal to pin some file mappings.
 //!
 //! # Settings
@@ -45,6 +47,7 @@
 //! | `FAKE_CUDA_ALIGNMENT` | what device memory is aligned to: 512 or more | 512 |
 //! | `FAKE_CUDA_HOST_OFFSET` | how far into a page `cuMemHostAlloc` begins | 512 |
 //! | `FAKE_CUDA_CAPTURING` | 1: some thread captures streams in the global mode, all the time | 0 |
+//! | `FAKE_CUDA_WRONG_SUMS` | 1: the kernel computes something else | 0 |
 //! | `FAKE_CUDA_CHECK` | 0: buffers in flight are neither digested nor filled with rubbish (faster) | 1 |
 //!
 //! In a rule the symbol may lack its `_v2`, `nth` counts from 1 and may be `*` for every call, and the code is a number or
@@ -62,6 +65,7 @@ mod engine;
 mod fault;
 mod host;
 mod inject;
+mod kernel;
 mod names;
 mod report;
 mod stream;

@@ -38,6 +38,7 @@ impl World {
             "pinned_peak_bytes": self.pinned.peak,
             "live_streams": self.streams.values().filter(|stream| !stream.legacy && !stream.destroyed).count(),
             "live_events": self.events.len(),
+            "live_modules": self.modules.len(),
             "in_flight_operations": operations,
             "in_flight_copies": copies,
             "copies": self.totals.copies,

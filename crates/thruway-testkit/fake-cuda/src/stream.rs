@@ -16,6 +16,7 @@ use thruway_sys::cuda::{
 
 use crate::copy::Copy;
 use crate::fault::FaultKind;
+use crate::kernel::Launch;
 use crate::world::{SHARED, World};
 
 /// A stream's number.
@@ -39,6 +40,8 @@ pub(crate) struct Mark {
 pub(crate) enum Work {
     /// Copies and fills, in no order among themselves.
     Copies(Vec<Copy>),
+    /// The kernel.
+    Kernel(Launch),
     /// An event, unless it was recorded again since.
     Record { event: EventId, generation: u64 },
     /// Nothing: it holds up what follows until its marks are done.

@@ -20,6 +20,7 @@ use crate::context::Context;
 use crate::fault::{Fault, FaultKind};
 use crate::host::PinnedTable;
 use crate::inject::{Calls, Rule};
+use crate::kernel::Module;
 use crate::stream::{Event, EventId, Mark, Stream, StreamId};
 
 /// What a call's body comes to: success, or the code to answer.
@@ -55,6 +56,7 @@ pub(crate) struct World {
     pub(crate) pinned: PinnedTable,
     pub(crate) streams: BTreeMap<StreamId, Stream>,
     pub(crate) events: HashMap<EventId, Event>,
+    pub(crate) modules: HashMap<u64, Module>,
     pub(crate) calls: Calls,
     pub(crate) faults: Vec<Fault>,
     pub(crate) totals: Totals,
@@ -82,6 +84,7 @@ impl World {
             pinned: PinnedTable::default(),
             streams: BTreeMap::new(),
             events: HashMap::new(),
+            modules: HashMap::new(),
             calls: Calls::default(),
             faults: Vec::new(),
             totals: Totals::default(),

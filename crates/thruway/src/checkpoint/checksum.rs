@@ -26,6 +26,17 @@ impl Checksum {
         Self(crc_fast::checksum(Crc64Nvme, bytes))
     }
 
+    /// The checksum of so many zeros: all that the register's ones at the beginning and its inversion in the end add to that of as
+    /// many other bytes.
+    pub(super) fn of_zeros(bytes: u64) -> Self {
+        Self(!multiplied(!0, power_of_x(bytes)))
+    }
+
+    /// That of zeros becomes that of as many bytes behind which the register would hold this, had it been zero before them.
+    pub(super) fn with_remainder(self, remainder: u64) -> Self {
+        Self(self.0 ^ remainder)
+    }
+
     /// The checksum of these bytes and, behind them, `next_bytes` others.
     #[must_use]
     pub fn followed_by(self, next: Self, next_bytes: u64) -> Self {
@@ -227,6 +238,18 @@ mod tests {
             let (one, two) = (Checksum::of(b"one"), Checksum::of(b"two"));
             let theirs = crc_fast::checksum_combine(Crc64Nvme, one.0, two.0, length);
             assert_eq!(one.followed_by(two, length).0, theirs, "{length}");
+        }
+    }
+
+    #[test]
+    fn what_a_register_of_zeros_is_after_bytes_tells_their_checksum() {
+        for length in [0, 1, 7, 8, 9, 4096, 5001] {
+            let (mut register, data) = (0, bytes(length));
+            for byte in &data {
+                register ^= u64::from(*byte);
+                (0..8).for_each(|_| register = register >> 1 ^ if register & 1 == 1 { POLYNOMIAL } else { 0 });
+            }
+            assert_eq!(Checksum::of_zeros(length as u64).with_remainder(register), Checksum::of(&data), "{length}");
         }
     }
 

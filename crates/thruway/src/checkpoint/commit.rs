@@ -370,10 +370,10 @@ impl Checkpoints {
             };
             (moved, beside)
         });
-        let receipt = moved?;
+        let mut receipt = moved?;
         let numbered: Vec<(usize, Region)> =
             through.iter().enumerate().map(|(number, at)| (number, tensors[*at].region.clone())).collect();
-        let seen = tally.finish(&self.context, &numbered)?;
+        let seen = tally.finish(&self.context, &numbered, &mut receipt)?;
         let mut sums = vec![Vec::new(); tensors.len()];
         for (at, sum) in straight.into_iter().zip(beside).chain(through.into_iter().zip(seen)) {
             sums[at] = sum;

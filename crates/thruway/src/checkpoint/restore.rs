@@ -148,7 +148,7 @@ impl Checkpoint {
         };
         let place = |record: &TensorRecord| (self.path.join(&self.manifest.files[record.file].name), record.extent());
         let tally = Arc::new(Tally::new(self.manifest.chunk_bytes, record.tensors.iter().map(place)));
-        let (tensors, receipt) = model.load(options.witness(tally.clone()))?;
+        let (tensors, mut receipt) = model.load(options.witness(tally.clone()))?;
         let known: HashMap<&str, usize> =
             record.tensors.iter().enumerate().map(|(number, record)| (record.name.as_str(), number)).collect();
         let (mut whole, mut unverified) = (Vec::new(), Vec::new());
@@ -158,7 +158,7 @@ impl Checkpoint {
                 _ => unverified.push(tensor.name().to_owned()),
             }
         }
-        for ((number, _), sums) in whole.iter().zip(tally.finish(&self.context, &whole)?) {
+        for ((number, _), sums) in whole.iter().zip(tally.finish(&self.context, &whole, &mut receipt)?) {
             let record = &record.tensors[*number];
             if let Some(chunk) = first_difference(&sums, record.chunk_sums()) {
                 return Err(self.mismatch(record, chunk));

@@ -6,7 +6,7 @@
 //! gaps, looked at in memory [====]          [====]      [   ]                    ..
 //! ```
 //! A piece that crosses from one chunk into the next is summed in two. What is not seen, because it went straight, is a gap: its
-//! bytes are summed from memory afterwards.
+//! bytes are summed in memory afterwards, in a GPU's by the GPU.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,9 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::checksum::{Checksum, chunks, power_of_x};
-use crate::base::{Extent, Result, parallel};
+use crate::base::{ByteSize, Error, ErrorKind, Extent, Result, parallel};
 use crate::memory::Region;
-use crate::transfer::{TransferContext, Witness, look_at};
+use crate::transfer::{Receipt, TransferContext, Witness, look_at};
+
+/// How much a GPU sums as one piece: so that a gigabyte keeps all of it busy.
+const PIECE_BYTES: u64 = 256 << 10;
 
 /// Tensors that lie in files, and the checksums of what was seen of them.
 #[derive(Debug)]
@@ -97,11 +100,16 @@ impl Tally {
     }
 
     /// The checksums of the chunks of tensors: their numbers, and their memory, which holds the same bytes. What was not seen is
-    /// looked at there.
+    /// looked at there; for a GPU's the receipt says how.
     ///
     /// # Errors
     /// As [`look_at`].
-    pub(super) fn finish(&self, context: &TransferContext, tensors: &[(usize, Region)]) -> Result<Vec<Vec<Checksum>>> {
+    pub(super) fn finish(
+        &self,
+        context: &TransferContext,
+        tensors: &[(usize, Region)],
+        receipt: &mut Receipt,
+    ) -> Result<Vec<Vec<Checksum>>> {
         let (mut in_host, mut elsewhere) = (Vec::new(), Vec::new());
         for (number, region) in tensors {
             let (number, gaps) = (*number, self.gaps(*number));
@@ -117,9 +125,41 @@ impl Tally {
         };
         let looked = parallel::each(in_host.len(), parallel::processors(), |at| look(&in_host[at]));
         looked.into_iter().collect::<Result<Vec<()>>>()?;
-        // A GPU's copies go through one stream, whoever queues them.
-        elsewhere.iter().try_for_each(look)?;
+        let bytes = ByteSize(elsewhere.iter().map(|(_, _, gap)| gap.len() as u64).sum());
+        if let Err(error) = self.sum_on_gpu(context, &elsewhere) {
+            // A GPU's copies go through one stream, whoever queues them.
+            elsewhere.iter().try_for_each(look)?;
+            let why = error.message();
+            receipt.notes.push(format!("checksums of {bytes}: copied through the ring for the CPU, as the GPU cannot: {why}"));
+        } else if bytes.0 > 0 {
+            receipt.notes.push(format!("checksums of {bytes}: computed on the GPU"));
+        }
         Ok(tensors.iter().map(|(number, _)| self.sums(*number)).collect())
+    }
+
+    /// Adds stretches of tensors, each within a chunk, that lie in a GPU's memory, which sums them: all of them or, if it cannot, none.
+    fn sum_on_gpu(&self, context: &TransferContext, gaps: &[(usize, u64, Region)]) -> Result<()> {
+        if gaps.is_empty() {
+            return Ok(());
+        }
+        let streams = context.streams.as_ref().ok_or_else(|| Error::new(ErrorKind::Unsupported, "the session is for none"))?;
+        let (mut places, mut pieces) = (Vec::new(), Vec::new());
+        for (number, start, gap) in gaps {
+            for piece in chunks(gap.len() as u64, PIECE_BYTES) {
+                places.push((*number, start + piece.start));
+                pieces.push(gap.slice(to_usize(piece.start)..to_usize(piece.end)));
+            }
+        }
+        // Most pieces are of one length.
+        let (mut length, mut zeros) = (0, Checksum::of_zeros(0));
+        for ((number, start), (piece, remainder)) in places.into_iter().zip(pieces.iter().zip(streams.remainders(&pieces)?)) {
+            let bytes = piece.len() as u64;
+            if bytes != length {
+                (length, zeros) = (bytes, Checksum::of_zeros(bytes));
+            }
+            self.tensors[number].parts().push(Part { start, bytes, sum: zeros.with_remainder(remainder) });
+        }
+        Ok(())
     }
 
     /// The checksums of a tensor's chunks, of which every byte was seen.

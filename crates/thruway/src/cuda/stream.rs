@@ -111,6 +111,10 @@ impl Stream {
         Ok(Self { gpu: Arc::clone(gpu), handle })
     }
 
+    pub(super) fn handle(&self) -> CUstream {
+        self.handle
+    }
+
     /// The GPU that it belongs to.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu

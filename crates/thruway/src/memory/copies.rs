@@ -6,19 +6,21 @@
 //! All lanes of a session queue their copies on the same two streams, one for each direction. A GPU has one copy engine
 //! for each, and it idles for a moment when it changes from stream to stream.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::MemoryKind;
 use super::region::Region;
 use crate::base::{Error, ErrorKind, Result};
-use crate::cuda::{Event, Events, Gpu, Rows, Stream};
+use crate::cuda::{Crc64, Event, Events, Gpu, Rows, Stream};
 
-/// The streams on which a session's copies run.
+/// The streams on which a session's copies run, and the kernel that sums what is not copied.
 #[derive(Debug)]
 pub struct CopyStreams {
     gpu: Arc<Gpu>,
     to_gpu: Stream,
     to_host: Stream,
+    /// Loaded when first asked for; why it could not be is kept, and given again.
+    crc64: OnceLock<std::result::Result<Crc64, String>>,
 }
 
 impl CopyStreams {
@@ -27,12 +29,31 @@ impl CopyStreams {
     /// # Errors
     /// [`Gpu`](ErrorKind::Gpu) if the driver fails.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { gpu: Arc::clone(gpu), to_gpu: Stream::new(gpu)?, to_host: Stream::new(gpu)? }))
+        Ok(Arc::new(Self { gpu: Arc::clone(gpu), to_gpu: Stream::new(gpu)?, to_host: Stream::new(gpu)?, crc64: OnceLock::new() }))
     }
 
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// What the register of CRC-64/NVME holds behind the bytes of each region, computed on the GPU, if it was zero before them.
+    /// Transfers that fill the regions are done, and nobody writes to them meanwhile.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) if the kernel is not to be had here, [`Gpu`](ErrorKind::Gpu) if it fails,
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for memory that is not this GPU's.
+    pub(crate) fn remainders(&self, regions: &[Region]) -> Result<Vec<u64>> {
+        let kind = MemoryKind::Gpu(self.gpu.ordinal());
+        if let Some(other) = regions.iter().find(|region| region.kind() != kind) {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("{other:?} is no memory of cuda:{}", self.gpu.ordinal())));
+        }
+        let crc64 = self.crc64.get_or_init(|| Crc64::load(&self.gpu).map_err(|error| error.message().to_owned()));
+        let crc64 = crc64.as_ref().map_err(|why| Error::new(ErrorKind::Unsupported, why.clone()))?;
+        let pieces: Vec<(u64, u64)> = regions.iter().map(|region| (region.address() as u64, region.len() as u64)).collect();
+        // SAFETY: the regions are claims on live blocks of this GPU's memory, held through the call; while claims live, only their
+        // holders use the memory, and these are done by the promise above.
+        unsafe { crc64.remainders(&pieces) }
     }
 }
 

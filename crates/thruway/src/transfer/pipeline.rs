@@ -161,6 +161,7 @@ pub(crate) fn run_batches(context: &TransferContext, batches: Vec<Batch<'_>>, op
         cpu_seconds: crate::storage::process_cpu_seconds() - cpu_started,
         retries,
         files,
+        notes: Vec::new(),
     })
 }
 

@@ -24,6 +24,8 @@ pub struct Receipt {
     pub retries: u64,
     /// What was moved of each file, in the order in which the files were first named.
     pub files: Vec<FileReceipt>,
+    /// What else is to be known: where checksums were computed, and why there.
+    pub notes: Vec<String>,
 }
 
 /// What was moved of one file.
@@ -66,6 +68,9 @@ impl Receipt {
         self.cpu_seconds += later.cpu_seconds;
         self.retries += later.retries;
         self.bytes += later.bytes;
+        let new = later.notes.into_iter().filter(|note| !self.notes.contains(note));
+        let new: Vec<String> = new.collect();
+        self.notes.extend(new);
         let places = self.places_of(&later.files);
         for (file, place) in std::iter::zip(later.files, places) {
             match place {
@@ -126,7 +131,8 @@ impl fmt::Display for Receipt {
         }
         let mut total = FileReceipt { file: PathBuf::new(), identity: None, bytes: 0, parts: Vec::new() };
         self.files.iter().flat_map(|file| &file.parts).for_each(|part| total.add(part.clone()));
-        total.parts.iter().try_for_each(|part| write!(f, "\n  {part}"))
+        total.parts.iter().try_for_each(|part| write!(f, "\n  {part}"))?;
+        self.notes.iter().try_for_each(|note| write!(f, "\n  {note}"))
     }
 }
 
