@@ -11,11 +11,11 @@ use thruway_testkit::fixtures::scratch_dir;
 
 const STATE_BYTES: usize = 192 << 20;
 const TENSORS: usize = 6;
-const RING_BYTES: u64 = 32 << 20;
+const RING_BYTES: usize = 32 << 20;
 /// Far less than the state, so that the copies go in windows.
 const POOL_BYTES: u64 = 32 << 20;
 /// All that the caller of a save has stated: its state, the pool and the ring.
-const STATED_BYTES: u64 = STATE_BYTES as u64 + POOL_BYTES + RING_BYTES;
+const STATED_BYTES: u64 = (STATE_BYTES + RING_BYTES) as u64 + POOL_BYTES;
 /// The variable that makes a child of this program, and says where it saves; and the one that says how large its pool is.
 const CHILD_VARIABLE: &str = "THRUWAY_CHECKPOINT_CHILD";
 const POOL_VARIABLE: &str = "THRUWAY_CHECKPOINT_POOL";
@@ -27,12 +27,12 @@ fn child_that_saves() {
     let pool = std::env::var(POOL_VARIABLE).expect("a pool").parse().expect("a number");
     let session = Session::builder()
         .device(Device::Host)
-        .settings(Settings { ring_bytes: RING_BYTES as usize, ..Settings::default() })
+        .settings(Settings { ring_bytes: RING_BYTES, ..Settings::default() })
         .build()
         .expect("session");
     let bytes = STATE_BYTES / TENSORS;
     let tensors = (0..TENSORS).map(|at| {
-        let buffer = HostBuffer::from_vec((0..bytes).map(|byte| (byte / 4096 + at) as u8).collect());
+        let buffer = HostBuffer::from_vec((0..bytes).map(|byte| ((byte / 4096 + at) % 251).to_le_bytes()[0]).collect());
         let spec = TensorSpec { name: format!("t{at}"), dtype: Dtype::U8, shape: vec![bytes as u64] };
         Source { spec, region: buffer.source(0..bytes).expect("all of it") }
     });
