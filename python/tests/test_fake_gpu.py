@@ -185,7 +185,7 @@ def pairs_of(tensors: dict[str, Any]) -> list[Any]:
 
 def order_of(step: int) -> dict[str, Any]:
     order = {"step": step, "structure": "{}", "metadata": {}, "replace": False, "max_shard_bytes": 4_000_000}
-    return {**order, "trained": [], "stream": 0}
+    return {**order, "trained": [], "stream": 0, "ranks": None}
 
 
 def restored(gpu: Gpu, run: Checkpointer, step: int, group: str) -> dict[str, Any]:
