@@ -79,7 +79,7 @@ impl Action {
     /// package, may have written it.
     ///
     /// # Errors
-    /// What [`apply`](crate::doctor::cufile::edit::apply) gives.
+    /// What [`apply`] gives.
     pub fn content(&self, old: Option<&[u8]>) -> Result<Vec<u8>> {
         Ok(match self {
             Self::Run(_) | Self::Rebuild(_) => old.unwrap_or_default().to_vec(),
