@@ -97,6 +97,10 @@ impl Drop for Cgroup {
 }
 
 fn limited(name: &str, limit_bytes: u64) -> Option<Cgroup> {
+    if std::env::var_os("ASAN_OPTIONS").is_some() {
+        println!("skipped: AddressSanitizer keeps memory of its own");
+        return None;
+    }
     let cgroup = Cgroup::new(name, limit_bytes);
     if cgroup.is_none() {
         println!("skipped: this process may not make a memory cgroup");
