@@ -173,10 +173,12 @@ impl<'a, 'b> Lane<'a, 'b> {
         }
     }
 
-    /// Whether an engine that works by itself has little left to do, and what is being copied holds the slots for more.
+    /// Whether what is being copied holds the slots that an engine which works by itself could fill. A copy ends long before the
+    /// drive's next answer, so it is waited for first: virtual drives answer for all requests at once, and would find fewer the
+    /// next time (docs/decisions/0005-requests-to-a-drive.md).
     fn is_short_of_slots(&self) -> bool {
         let works_by_itself = self.engine.capabilities().depth > 1;
-        works_by_itself && self.engine.in_flight() < 2 && self.next.is_some() && !self.arriving.is_empty()
+        works_by_itself && self.has_room() && self.next.is_some() && !self.arriving.is_empty()
     }
 
     /// Whether the next chunk begins with a copy from a GPU, and needs the engine only later.
