@@ -3,6 +3,8 @@
 use super::{Context, why};
 use crate::base::error::printable;
 use crate::doctor::facts::{FactsExt, calls};
+use crate::doctor::machine::Target;
+use crate::doctor::parse::mounts::Mount;
 use crate::doctor::parse::value;
 use crate::doctor::report::{Finding, Verdict};
 
@@ -47,7 +49,9 @@ fn limits(context: &Context<'_>, text: &str, findings: &mut Vec<Finding>) {
     });
     // Only RDMA counts against it: CUDA pins by its driver, and Thruway registers no buffers with io_uring.
     let locked = value(text, "memlock").unwrap_or("unknown");
-    let has_rdma = context.machine.targets.iter().any(|target| target.is_remote() || target.is_on_remote_nvme());
+    let is_over_tcp = |target: &Target| target.mount.as_ref().and_then(Mount::is_over_rdma) == Some(false);
+    let is_over_network = |target: &Target| target.is_remote() || target.is_on_remote_nvme();
+    let has_rdma = context.machine.targets.iter().any(|target| is_over_network(target) && !is_over_tcp(target));
     let count = if locked.parse::<u64>().is_ok() { format!("{locked} bytes") } else { format!("an {locked} number of bytes") };
     if !["unlimited", "unknown"].contains(&locked) && has_rdma {
         let seen = format!("{count} may be locked, and RDMA locks what it moves");

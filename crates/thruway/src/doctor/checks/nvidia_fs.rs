@@ -2,7 +2,7 @@
 
 use super::{Context, find_out, why};
 use crate::doctor::facts::{FactsExt, Unseen};
-use crate::doctor::machine::{Target, has_patched_nvme, nvidia_fs_is_installed};
+use crate::doctor::machine::{REGISTER, Target, exported_symbols, has_patched_nvme, nvidia_fs_is_installed};
 use crate::doctor::parse::Version;
 use crate::doctor::parse::mounts::Mount;
 use crate::doctor::parse::nvidia::statistics;
@@ -166,7 +166,11 @@ fn unpatched(context: &Context<'_>, target: &Target) -> Option<Finding> {
         return None;
     }
     let (driver, remedy) = storage_driver(target)?;
-    let finding = |verdict, seen: String| Finding::new("nvidia_fs.storage", verdict, seen, OFED).about(&target.path).shuts(&NVFS);
+    let table = exported_symbols(&context.machine.release);
+    let is_told = context.facts.lines(&table, &format!("alias symbol:{}", REGISTER[0])).is_ok();
+    let source = if is_told { table } else { OFED.to_owned() };
+    let finding =
+        |verdict, seen: String| Finding::new("nvidia_fs.storage", verdict, seen, &source).about(&target.path).shuts(&NVFS);
     Some(match context.facts.link(OFED) {
         Err(unseen) if unseen != Unseen::Absent => {
             finding(Verdict::Unknown, format!("whether its driver {driver} knows nvidia-fs cannot be seen: {}", why(&unseen)))

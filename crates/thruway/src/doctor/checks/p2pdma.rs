@@ -3,10 +3,10 @@
 
 use super::{Context, find_out, why};
 use crate::base::ByteSize;
-use crate::doctor::facts::{FactsExt, Unseen};
+use crate::doctor::facts::{FactsExt, Unseen, calls};
 use crate::doctor::machine::{Gpu, Line, Machine, PciDevice, Target};
-use crate::doctor::parse::field;
 use crate::doctor::parse::nvidia::{registry_value, registry_words};
+use crate::doctor::parse::{field, value};
 use crate::doctor::report::{Finding, Route, Verdict};
 
 const CUFILE: [Route; 1] = [Route::CufileP2pdma];
@@ -58,23 +58,33 @@ fn kernel(context: &Context<'_>) -> Finding {
         return Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", "/sys/bus/pci/devices/*/p2pmem");
     }
     let files = [format!("/boot/config-{}", machine.release), format!("/lib/modules/{}/config", machine.release)];
-    let asked: Vec<_> = files.iter().map(|file| (file, context.facts.lines(file, "CONFIG_PCI_P2PDMA="))).collect();
+    let asked: Vec<_> = files.iter().map(|file| (file.as_str(), context.facts.lines(file, "CONFIG_PCI_P2PDMA="))).collect();
     let is_denied = asked.iter().any(|(_, lines)| *lines == Err(Unseen::Denied));
-    let unseen = if is_denied { Unseen::Denied } else { Unseen::Absent };
-    match asked.into_iter().find_map(|(file, lines)| Some((file, lines.ok()?))) {
-        Some((file, lines)) if lines.trim() == "CONFIG_PCI_P2PDMA=y" => {
-            Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", file)
+    let configured = asked.into_iter().find_map(|(file, lines)| Some((file, lines.ok()?.trim() == "CONFIG_PCI_P2PDMA=y")));
+    match configured.or_else(|| Some(("/proc/kallsyms", has_functions(context)?))) {
+        Some((source, true)) => Finding::ok("p2pdma.kernel", "the kernel has PCI P2PDMA", source),
+        Some((source, false)) => {
+            Finding::new("p2pdma.kernel", Verdict::Warning, "the kernel was built without PCI P2PDMA", source)
+                .remedy("use a kernel with CONFIG_PCI_P2PDMA=y, such as those of Ubuntu and RHEL")
+                .shuts(&Route::P2PDMA)
         }
-        Some((file, _)) => Finding::new("p2pdma.kernel", Verdict::Warning, "the kernel was built without PCI P2PDMA", file)
-            .remedy("use a kernel with CONFIG_PCI_P2PDMA=y, such as those of Ubuntu and RHEL")
-            .shuts(&Route::P2PDMA),
         None => {
             let seen = "whether the kernel has PCI P2PDMA cannot be seen";
             let what = "whether the kernel has PCI P2PDMA, which it has with `y`";
+            let unseen = if is_denied { Unseen::Denied } else { Unseen::Absent };
             Finding::new("p2pdma.kernel", Verdict::Unknown, seen, &files[0])
                 .remedy(find_out(&unseen, what, "zgrep CONFIG_PCI_P2PDMA= /proc/config.gz"))
                 .shuts(&Route::P2PDMA)
         }
+    }
+}
+
+/// Whether the functions of PCI P2PDMA are among the running kernel's. They are part of it, never of a module.
+fn has_functions(context: &Context<'_>) -> Option<bool> {
+    match value(&context.facts.call(calls::FUNCTIONS).ok()?, "p2pdma") {
+        Some("yes") => Some(true),
+        Some("no") => Some(false),
+        _ => None,
     }
 }
 

@@ -172,7 +172,8 @@ impl Walk<'_> {
         }
         for (node, right, path) in placed {
             let what = format!("it does not belong here, so libcufile leaves it out: it belongs at {right}");
-            self.remark(node, &path, true, what, format!("move it to {right}"));
+            let remedy = format!("move {path} to {right}");
+            self.remark(node, &path, true, what, remedy);
         }
     }
 

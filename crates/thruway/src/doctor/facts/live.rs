@@ -8,7 +8,7 @@ use super::{Answer, Facts, Kind, Question, Unseen, calls, word_and_path};
 use crate::cuda;
 use crate::io::engine::Uring;
 use crate::storage::probe::{self, Prober, path_of, text_of};
-use crate::storage::{kernel_release, limit_of_locked_memory, limit_of_open_files, runs_as_root};
+use crate::storage::{SystemFacts, kernel_release, limit_of_locked_memory, limit_of_open_files, runs_as_root};
 
 /// How long one look may take. The kernel's own files answer in microseconds; three dead mounts cost a bit over a second.
 pub(super) const PATIENCE: Duration = Duration::from_millis(400);
@@ -42,7 +42,7 @@ impl Live {
             calls::KERNEL => Ok(kernel()),
             calls::CUDA => self.prober.call(name, self.cuda_library.as_deref(), CUDA_PATIENCE),
             calls::LIMITS => Ok(limits()),
-            calls::IO_URING => self.prober.call(name, None, PATIENCE),
+            calls::IO_URING | calls::FUNCTIONS => self.prober.call(name, None, PATIENCE),
             calls::USER => Ok(format!("root {}\n", yes(runs_as_root()))),
             _ => Err(Unseen::Absent),
         }
@@ -54,6 +54,9 @@ fn called(name: &str, argument: Option<&Path>) -> Answer {
     match name {
         calls::CUDA => cuda(argument),
         calls::IO_URING => Ok(io_uring()),
+        calls::FUNCTIONS => {
+            SystemFacts::default().kernel_has_p2pdma().map_or(Err(Unseen::Absent), |has| Ok(format!("p2pdma {}\n", yes(has))))
+        }
         _ => Err(Unseen::Absent),
     }
 }

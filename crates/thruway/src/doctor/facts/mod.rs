@@ -59,6 +59,8 @@ pub mod calls {
     pub const IO_URING: &str = "io_uring";
     /// `geteuid`: `root yes`, or `root no`.
     pub const USER: &str = "user";
+    /// The kernel's list of its functions (/proc/kallsyms, too long to be a fact): `p2pdma yes`, or `p2pdma no`.
+    pub const FUNCTIONS: &str = "functions";
 }
 
 impl Kind {

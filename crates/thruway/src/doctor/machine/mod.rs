@@ -13,7 +13,7 @@ use super::parse::nvidia::{self, CudaSurvey, DriverVersion};
 use super::parse::{Version, value};
 
 pub use gpus::{Gpu, Line};
-pub use modules::{has_patched_nvme, is_loaded, is_nvidia_kernel, nvidia_fs_is_installed};
+pub use modules::{REGISTER, exported_symbols, has_patched_nvme, is_loaded, is_nvidia_kernel, nvidia_fs_is_installed};
 pub use network::{Nic, RdmaPort};
 pub use pci::{Controller, Link, PciDevice, links};
 pub use settings::{CufileConfig, CufileLibrary};
@@ -77,7 +77,7 @@ impl Machine {
             kernel: Version::parse(&release),
             architecture: value(&kernel, "machine").unwrap_or_default().to_owned(),
             is_wsl: release.to_ascii_lowercase().contains("microsoft"),
-            container: container(facts),
+            container: container(facts, &mounts),
             is_root: user.as_deref().and_then(|text| value(text, "root")).map(|word| word == "yes"),
             gpus: gpus::all(facts, cuda.as_ref().ok(), &classes),
             is_bus_seen: matches!(facts.list(pci::DEVICES), Ok(_) | Err(Unseen::Absent)),
@@ -111,10 +111,21 @@ impl Machine {
 }
 
 /// What shows that this is a container.
-fn container(facts: &dyn Facts) -> Option<&'static str> {
+fn container(facts: &dyn Facts, mounts: &[Mount]) -> Option<&'static str> {
     const SIGNS: [&str; 3] = ["/.dockerenv", "/run/.containerenv", "/.singularity.d"];
     // Podman and systemd set the first, Apptainer and Singularity their own names.
     const NAMES: [&str; 4] = ["container", "KUBERNETES_SERVICE_HOST", "APPTAINER_NAME", "SINGULARITY_NAME"];
     let is_there = |path: &&str| matches!(facts.link(path), Ok(_) | Err(Unseen::Denied));
-    SIGNS.into_iter().find(is_there).or_else(|| NAMES.into_iter().find(|name| facts.env(name).is_some()))
+    let sign = SIGNS.into_iter().find(is_there).or_else(|| NAMES.into_iter().find(|name| facts.env(name).is_some()))?;
+    (!is_booted_from_image(facts, mounts)).then_some(sign)
+}
+
+/// Whether this is a virtual machine that was booted from a container's image, and so carries a container's marks: the kernel's
+/// threads are among the processes seen here, as they are outside of all containers, and `/` is a whole drive. A container
+/// that shares its host's processes has an overlay or a subdirectory for a root.
+fn is_booted_from_image(facts: &dyn Facts, mounts: &[Mount]) -> bool {
+    // Process 2 starts all other threads of the kernel, and has had this name since Linux 2.6.
+    let sees_threads = facts.file("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
+    let is_drive = |mount: &Mount| mount.root == "/" && mount.source.starts_with("/dev/");
+    sees_threads && mounts.iter().rev().find(|mount| mount.point == "/").is_some_and(is_drive)
 }

@@ -23,14 +23,18 @@ pub fn is_nvidia_kernel(release: &str) -> bool {
 }
 
 /// By which a patched NVMe driver lets nvidia-fs register.
-const REGISTER: [&str; 2] = ["nvme_v1_register_nvfs_dma_ops", "nvme_v2_register_nvfs_dma_ops"];
+pub const REGISTER: [&str; 2] = ["nvme_v1_register_nvfs_dma_ops", "nvme_v2_register_nvfs_dma_ops"];
+
+/// depmod's table of what the modules of a kernel export.
+pub fn exported_symbols(release: &str) -> String {
+    format!("/lib/modules/{release}/modules.symbols")
+}
 
 /// Whether the NVMe driver knows nvidia-fs, as far as that can be seen while nvidia-fs is not loaded. Ubuntu's kernels
 /// `linux-nvidia` have a patched one. One that DOCA or MLNX_OFED brought exports the function by which nvidia-fs registers; where
 /// that is not told, their `mlx_compat` counts, which comes with their network drivers too.
 pub fn has_patched_nvme(facts: &dyn Facts, release: &str) -> bool {
-    // depmod's table of what modules export.
-    let table = format!("/lib/modules/{release}/modules.symbols");
+    let table = exported_symbols(release);
     let mut exports = REGISTER.iter().map(|symbol| facts.lines(&table, &format!("alias symbol:{symbol}")));
     is_nvidia_kernel(release)
         || exports.any(|lines| match lines {

@@ -11,6 +11,8 @@ const OPTIONS_MAX: usize = 256;
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// Which directory of the filesystem it is: `/` for all of it.
+    pub root: String,
     /// Where it is mounted.
     pub point: String,
     /// The kind of filesystem, as the kernel calls it.
@@ -71,11 +73,12 @@ fn line(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let left: Vec<&str> = left.split(' ').collect();
     let right: Vec<&str> = right.split(' ').collect();
-    let ([_, _, device, _, point, own, ..], [kind, source, rest @ ..]) = (left.as_slice(), right.as_slice()) else {
+    let ([_, _, device, root, point, own, ..], [kind, source, rest @ ..]) = (left.as_slice(), right.as_slice()) else {
         return None;
     };
     let options = own.split(',').chain(rest.iter().flat_map(|options| options.split(',')));
     Some(Mount {
+        root: unescaped(root),
         point: unescaped(point),
         kind: (*kind).to_owned(),
         source: unescaped(source),

@@ -201,6 +201,9 @@ fn of_gpu(machine: &Machine, reports: &[PathReport], gpu: &Gpu) -> GpuAdvice {
     let route = reports.iter().find(|path| path.path == target.path).and_then(|path| path.route).map(Route::describe);
     let way = match route.filter(|_| is_direct(target)) {
         Some(route) => format!("directly by {route}"),
+        None if reports.iter().any(PathReport::may_be_direct) => {
+            "through the host, as far as can be told: `thruway doctor` says which direct path may be open".to_owned()
+        }
         None => "through the host: no place here has a direct path".to_owned(),
     };
     let rate = rate(machine, gpu, target);
