@@ -344,6 +344,8 @@ fn one_fact_decides() {
             "p2pdma.kernel",
             Verdict::Ok,
         ),
+        ("virtual-h200", vec![(Call, "functions", "p2pdma no\n")], Health::Slower, "p2pdma.kernel", Verdict::NotApplicable),
+        ("virtual-h200", vec![(Call, "functions", "p2pdma yes\n")], Health::Slower, "p2pdma.kernel", Verdict::Ok),
         // mounts
         (
             "nfs-rdma",
@@ -377,6 +379,29 @@ fn one_fact_decides() {
         let found: Vec<Verdict> = report.findings.iter().filter(|have| have.id == id).map(|have| have.verdict).collect();
         assert!(report.health == health && found.contains(&verdict), "{name} {changes:?}: {}", text(&report));
     }
+}
+
+#[test]
+fn a_virtual_machine_that_was_booted_from_an_image_is_no_container() {
+    let is_container = |mounts: &str, process_2: &str| {
+        let changes = [
+            (Kind::Link, "/.dockerenv", "/.dockerenv\n"),
+            (Kind::File, "/proc/self/mountinfo", mounts),
+            (Kind::File, "/proc/2/comm", process_2),
+        ];
+        changed("nvidia-fs", &changes).findings.iter().any(|finding| finding.id == "container.kind")
+    };
+    let data = "40 24 259:1 / /data rw - xfs /dev/nvme0n1 rw\n";
+    let drive = format!("24 1 254:0 / / rw - ext4 /dev/vda rw\n{data}");
+    let overlay = format!("24 1 0:50 / / rw - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c\n{data}");
+    let directory = format!("24 1 254:0 /containers/one / rw - ext4 /dev/sda1 rw\n{data}");
+    assert!(!is_container(&drive, "kthreadd\n"));
+    // Process 2 of a container is a program of its own.
+    assert!(is_container(&drive, "nginx\n"));
+    // Those that see their host's processes.
+    assert!(is_container(&overlay, "kthreadd\n"));
+    assert!(is_container(&directory, "kthreadd\n"));
+    assert!(is_container(data, "kthreadd\n"), "what lies at / is unknown");
 }
 
 #[test]
