@@ -1,5 +1,6 @@
 //! The doctor's whole verdict on captured machines. Each `machines/NAME.facts` was written by hand from the documented formats
-//! of /proc, /sys and NVIDIA's files; `NAME.expected` beside it is the verdict, checked by hand against NVIDIA's rules.
+//! of /proc, /sys and NVIDIA's files, but for `recorded-*`, which are captures; `NAME.expected` beside it is the verdict,
+//! checked by hand against NVIDIA's rules, and of captures against the machine's own tools.
 //!
 //! `THRUWAY_WRITE_EXPECTED=1 cargo test -p thruway --test doctor_machines` writes the verdicts anew: read the difference.
 

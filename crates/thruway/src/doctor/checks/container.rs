@@ -9,7 +9,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     if let Some(sign) = machine.container {
         findings.push(Finding::ok("container.kind", "this is a container: modules and drivers belong on its host", sign));
     }
-    // libcufile asks udev what a drive is, and fails with 5030 without it.
+    // libcufile asks udev what a drive is, and fails without it: with 5030 in reports, with 5027 where 1.15 was tried.
     if machine.gpus.is_empty() {
         return;
     }
@@ -29,7 +29,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         } else {
             "run udev (systemd-udevd)"
         };
-        let seen = "udev's database is not there: cuFile cannot register a file (5030, internal error)";
+        let seen = "udev's database is not there: cuFile cannot register a file (code 5030 or 5027)";
         Finding::new("container.udev", Verdict::Warning, seen, "/run/udev").remedy(remedy).shuts(&Route::CUFILE)
     });
 }

@@ -66,7 +66,7 @@ pub(super) fn remedy(code: CUfileOpError) -> &'static str {
         }
         5019 | 5020 => "this is a fault of this library: please report it, with cufile.log",
         5025 => "let this process open /dev/nvidia-fs* and the file; in a container pass the devices in",
-        5030 | 5046 => "look at cufile.log; in a container mount /run/udev (`--volume /run/udev:/run/udev:ro`)",
+        5027 | 5030 | 5046 => "look at cufile.log; in a container mount /run/udev (`--volume /run/udev:/run/udev:ro`)",
         5031 => "raise the limit of open files (`ulimit -n`)",
         5043 => "free host memory, or lower the sizes in cufile.json",
         5044 => "the drive or the filesystem failed: see `dmesg`",
