@@ -5,7 +5,7 @@
     tables.py --print RESULT.json...                prints the tables
 
 A kind is what measured it: `host-load` (bench/host_load.py), `peers` (bench/run_peers.py), `checkpoint` (the suite of
-scripts/gpu-check), `speed` (its other suites).
+scripts/gpu-check), `recovery` (bench/recovery.py), `speed` (other suites of gpu-check).
 Several results of the kind `peers` are put together, so that its scenarios may be measured in several runs on the same
 machine. The markers are HTML comments, `<!-- begin KIND -->` and `<!-- end KIND -->`, and figures between them are not
 to be edited by hand.
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-KINDS = ("host-load", "peers", "speed", "checkpoint")
+KINDS = ("host-load", "peers", "speed", "checkpoint", "recovery")
 LIMIT, OURS = "limit", "thruway"
 # So small that a rate says little: these are told in milliseconds.
 IN_MILLISECONDS = ("many", "small")
@@ -268,6 +268,26 @@ def checkpoint_row(label: str, system: dict[str, Any], columns: dict[str, str]) 
     return [label, processes[0]["version"], *cells, note.removeprefix("; ")]
 
 
+# ---------------------------------------------------------------------------------- recovery
+
+
+def recovery(data: dict[str, Any]) -> list[Table]:
+    """What a kill costs a training, for each system of bench/recovery.py."""
+    columns = {
+        "lost_steps": "steps lost",
+        "first_step_seconds": "first step after, s",
+        "start_seconds": "of it start, s",
+        "restore_seconds": "of it restore, s",
+    }
+    saves = f"saved every {data['every']} steps of about {number(data['step_seconds'])} s"
+    title = f"A training on {data['device']} that is killed; its state of about {data['bytes'] / 1e9:.3g} GB is {saves}"
+    table = Table(title, ["system", "version", *columns.values(), "kills"])
+    for label, system in data["systems"].items():
+        cells = [ranged([kill[column] for kill in system["kills"]]) for column in columns]
+        table.rows.append([label, system["version"], *cells, str(len(system["kills"]))])
+    return [table]
+
+
 # -------------------------------------------------------------------------- the checks on a GPU
 
 
@@ -287,8 +307,8 @@ def kind_of(result: dict[str, Any]) -> str:
     data = result.get("data", {})
     if "scenarios" in data:
         return "peers"
-    if result.get("suite") == "checkpoint":
-        return "checkpoint"
+    if result.get("suite") in ("checkpoint", "recovery"):
+        return result["suite"]
     return "host-load" if "models" in data else "speed"
 
 
@@ -330,6 +350,8 @@ def made(kind: str, results: list[dict[str, Any]]) -> list[Table]:
         return [table for result in results for table in host_load(result["data"])]
     if kind == "checkpoint":
         return [table for result in results for table in checkpoint(result)]
+    if kind == "recovery":
+        return [table for result in results for table in recovery(result["data"])]
     return [table for result in results for table in speed(result["rows"])]
 
 
