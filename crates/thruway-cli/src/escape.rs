@@ -11,9 +11,9 @@ pub(crate) fn safe(text: &str) -> String {
     text.chars().map(|c| printable(c.encode_utf8(&mut utf8))).collect()
 }
 
-/// As [`safe`], of a path: bytes that are no text are shown as the replacement character.
+/// As [`safe`], of a path: bytes that are no text are shown as `\\xff`.
 pub(crate) fn safe_path(path: &std::path::Path) -> String {
-    safe(&path.to_string_lossy())
+    safe(&crate::facts::as_text(path))
 }
 
 /// As [`safe`], line by line: for text whose line breaks are meant.

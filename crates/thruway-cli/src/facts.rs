@@ -12,6 +12,7 @@ use thruway::storage::Staging;
 use thruway::storage::probe::{self, Prober, text_of};
 use thruway::{Error, ErrorKind, Result};
 
+use crate::escape::safe;
 use crate::place::publish_as;
 
 /// The longest capture that is read.
@@ -53,6 +54,21 @@ pub(crate) fn captured(from: &Path) -> Result<(Box<dyn Facts>, Vec<String>)> {
     let capture = Capture::parse(&String::from_utf8_lossy(&text)).map_err(|error| error.with_file(from))?;
     let paths = captured_paths(&capture);
     Ok((Box::new(capture), paths))
+}
+
+/// The places of a capture that are asked about: those that were named, or all. What it was not made for it cannot tell.
+pub(crate) fn chosen(from: &Path, paths: &[PathBuf], captured: Vec<String>) -> Result<Vec<String>> {
+    let named: Vec<String> = paths.iter().map(as_text).collect();
+    if named.is_empty() {
+        return Ok(captured);
+    }
+    match named.iter().find(|path| !from.is_dir() && !captured.contains(path)) {
+        Some(strange) => {
+            let error = Error::new(ErrorKind::NotFound, format!("the capture was not made for {}", safe(strange)));
+            Err(error.with_file(from).with_hint(format!("it was made for {}", safe(&captured.join(", ")))))
+        }
+        None => Ok(named),
+    }
 }
 
 /// Paths as they are seen from the root, so that mounts can be told apart. Nothing is looked at.

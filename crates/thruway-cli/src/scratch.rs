@@ -10,6 +10,9 @@ use thruway::{ByteSize, Error, ErrorKind, Result};
 use crate::escape::safe_path;
 use crate::output::Output;
 
+/// In every directory that is to be removed, and in none of a user's own: what is called like one is not enough.
+const MARK: &str = ".thruway-scratch";
+
 /// A fresh directory, removed with all that is in it when dropped, unless kept.
 #[derive(Debug)]
 pub(crate) struct Scratch<'a> {
@@ -39,9 +42,15 @@ impl<'a> Scratch<'a> {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(Error::from_io("cannot open the directory", error).with_file(&path)),
             };
-            if path.is_dir() {
-                return Ok(Self { path, keep, output, _lock: lock });
+            if !path.is_dir() {
+                continue;
             }
+            let scratch = Self { path, keep, output, _lock: lock };
+            if !keep {
+                let mark = scratch.path.join(MARK);
+                File::create(&mark).map_err(|error| Error::from_io("cannot write", error).with_file(&mark))?;
+            }
+            return Ok(scratch);
         }
     }
 
@@ -58,11 +67,17 @@ impl<'a> Scratch<'a> {
             let is_ours = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == own.uid());
             is_name && is_ours && *path != self.path
         };
+        let is_marked =
+            |path: &Path| std::fs::symlink_metadata(path.join(MARK)).is_ok_and(|mark| mark.is_file() && mark.len() == 0);
         for path in entries.flatten().map(|entry| entry.path()).filter(is_left) {
             let Ok(lock) = File::open(&path) else { continue };
-            if lock.try_lock().is_ok()
-                && let Err(error) = std::fs::remove_dir_all(&path)
-            {
+            if lock.try_lock().is_err() {
+                continue;
+            }
+            // Killed before it was marked, it is empty; and what is not empty stays.
+            if !is_marked(&path) {
+                drop(std::fs::remove_dir(&path));
+            } else if let Err(error) = std::fs::remove_dir_all(&path) {
                 self.output.warn(format!("cannot remove {}, which another run left: {error}", safe_path(&path)));
             }
         }

@@ -1,7 +1,7 @@
 //! Files of settings: read in bounded time, replaced with their mode and owner, and the name under which an old one is kept.
 
 use std::ffi::OsString;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,6 +54,15 @@ pub(crate) fn beside(path: &Path, old: &[u8]) -> Result<Option<PathBuf>> {
     Err(Error::new(ErrorKind::AlreadyExists, message).with_file(path).with_hint("remove those (.old.N) that nobody needs"))
 }
 
+/// Has changes of the files beside `path` wait for each other while the result lives. Where the filesystem has no locks, or the
+/// directory may not be opened, nothing waits.
+pub(crate) fn one_at_a_time(path: &Path) -> Option<File> {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let parent = real.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = File::open(parent).ok()?;
+    directory.lock().ok().map(|()| directory)
+}
+
 /// Writes what [`beside`] is to keep, with the mode and owner of the file `like`.
 ///
 /// # Errors
@@ -67,6 +76,10 @@ pub(crate) fn keep(kept: &Path, old: &[u8], like: &Path) -> Result<()> {
 /// # Errors
 /// Whatever storage reports. Then the file is as it was.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    if path.is_symlink() && !path.exists() {
+        let error = Error::new(ErrorKind::NotFound, "it is a link that leads nowhere").with_file(path);
+        return Err(error.with_hint("make what it names, or remove the link"));
+    }
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     publish_as(&real, content, |staged| make_alike(staged, &real), Staging::publish)
 }

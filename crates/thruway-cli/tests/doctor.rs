@@ -29,6 +29,18 @@ fn without_a_gpu_it_says_so_with_status_3_at_once_and_changes_nothing() {
 }
 
 #[test]
+fn a_driver_without_a_gpu_is_nothing_broken() {
+    let directory = scratch();
+    let mut doctor = common::command_with_gpu(directory.path());
+    doctor.env("FAKE_CUDA_DEVICES", "0");
+    let told = common::run_command(doctor, ["doctor", ".", "--json"]);
+    assert_eq!(told.status, Some(3), "{told:?}");
+    let object = told.json();
+    let cuda = object["findings"].as_array().expect("list").iter().find(|finding| finding["id"] == "driver.cuda");
+    assert_eq!(cuda.map(|finding| &finding["verdict"]), Some(&"ok".into()), "{object}");
+}
+
+#[test]
 fn a_capture_has_the_same_verdict_elsewhere_and_no_file_is_overwritten() {
     let directory = scratch();
     let here = run(directory.path(), ["doctor", ".", "--json", "--capture", "machine.txt"]);
@@ -147,6 +159,53 @@ fn settings_are_checked_explained_and_written_with_their_comments() {
 }
 
 #[test]
+fn changes_of_one_file_at_once_are_all_made_and_a_link_that_leads_nowhere_stays() {
+    let directory = scratch();
+    std::fs::write(directory.path().join("c"), "{}").expect("write");
+    let sets = ["properties.io_batchsize=3", "execution.max_io_threads=5", "profile.cufile_stats=1", "logging.level=INFO"];
+    std::thread::scope(|scope| {
+        for set in sets {
+            scope.spawn(|| run(directory.path(), ["config", "write", "c", "--set", set]).fine());
+        }
+    });
+    let text = std::fs::read_to_string(directory.path().join("c")).expect("read");
+    for set in sets {
+        let (key, value) = set.split_once('=').expect("a pair");
+        let name = key.rsplit('.').next().expect("a name");
+        assert!(text.contains(&format!("\"{name}\"")) && text.contains(value), "{set}: {text}");
+    }
+    std::os::unix::fs::symlink("nowhere", directory.path().join("link")).expect("link");
+    let refused = run(directory.path(), ["config", "write", "link"]).failed();
+    assert!(refused.stderr.contains("leads nowhere"), "{refused:?}");
+    assert!(directory.path().join("link").is_symlink() && !directory.path().join("nowhere").exists());
+    // What is refused is not in force.
+    std::fs::write(directory.path().join("bad"), r#"{"properties": {"io_batchsize": 0}}"#).expect("write");
+    let explained = run(directory.path(), ["config", "explain", "bad"]).fine();
+    assert!(explained.stdout.contains("0 (refused)"), "{explained:?}");
+}
+
+#[test]
+fn what_cannot_be_there_is_a_fault_and_what_a_capture_does_not_know_an_error() {
+    let directory = scratch();
+    std::os::unix::fs::symlink("loop", directory.path().join("loop")).expect("link");
+    let long = "x".repeat(5000);
+    for path in ["loop", &long] {
+        let told = run(directory.path(), ["doctor", path]);
+        assert_eq!(told.status, Some(1), "{told:?}");
+        assert!(told.stdout.contains("cannot be used"), "{told:?}");
+    }
+    run(directory.path(), ["doctor", ".", "--capture", "machine.txt"]);
+    let strange = run(directory.path(), ["doctor", "--from", "machine.txt", "/nope"]).failed();
+    assert!(strange.stderr.contains("was not made for /nope"), "{strange:?}");
+    let text = std::fs::read_to_string(directory.path().join("machine.txt")).expect("read");
+    let cut: String = text.lines().filter(|line| !line.starts_with("may_read")).map(|line| format!("{line}\n")).collect();
+    std::fs::write(directory.path().join("cut.txt"), cut).expect("write");
+    let object = run(directory.path(), ["doctor", "--from", "cut.txt", "--json"]).json();
+    let access = object["findings"].as_array().expect("list").iter().find(|finding| finding["id"] == "path.access");
+    assert_eq!(access.map(|finding| &finding["verdict"]), Some(&"unknown".into()), "{object}");
+}
+
+#[test]
 fn a_capture_tells_neither_users_nor_keys() {
     let directory = scratch();
     let config = directory.path().join("home/alice/cufile.json");
@@ -189,9 +248,9 @@ fn settings_are_those_that_the_library_would_read() {
     let explained = config(&["explain", "--json"]).fine().json();
     let keys = explained["keys"].as_array().expect("list");
     let of = |name: &str| keys.iter().find(|key| key["key"] == name).unwrap_or_else(|| panic!("{name}"));
-    assert_eq!(of("properties.io_batchsize")["in_force"], "64");
+    assert_eq!(of("properties.io_batchsize")["here"], "64");
     assert_eq!(
-        (&of("execution.max_io_queue_depth")["in_force"], &of("execution.max_io_queue_depth")["here"]),
+        (&of("execution.max_io_queue_depth")["template"], &of("execution.max_io_queue_depth")["here"]),
         (&"128".into(), &().into())
     );
     // A word is a text, and what is added looks like the rest.

@@ -76,7 +76,7 @@ fn every_distribution_is_set_up_by_its_own_tools_and_the_second_time_nothing_cha
             "bare-ubuntu",
             "6.8.0-45-generic",
             "apt-get",
-            vec!["apt-get update".to_owned(), format!("apt-get install -y {library}"), "update-initramfs -u".to_owned()],
+            vec!["apt-get update".to_owned(), format!("apt-get install -y {library}"), "update-initramfs -u -k all".to_owned()],
         ),
         (
             "bare-debian",
@@ -97,7 +97,7 @@ fn every_distribution_is_set_up_by_its_own_tools_and_the_second_time_nothing_cha
             "bare-sles",
             "6.4.0-150600.23.25-default",
             "zypper",
-            vec![format!("zypper --non-interactive install {library}"), "dracut --force".to_owned()],
+            vec![format!("zypper --non-interactive install {library}"), "dracut --force --regenerate-all".to_owned()],
         ),
     ] {
         let system = System::new(name);

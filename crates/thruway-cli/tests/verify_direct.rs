@@ -73,14 +73,15 @@ fn what_a_killed_run_left_the_next_one_removes_and_nothing_else() {
     child.kill().expect("kill");
     child.wait().expect("wait");
     assert_eq!(names().len(), 1, "nobody could clear it away");
-    let others = ["thruway-verify-notes", "thruway-demo-1-1"];
-    for name in others {
+    // A name of the same shape is not enough.
+    for name in ["thruway-verify-notes", "thruway-demo-1-1", "thruway-verify-2024-01"] {
         std::fs::create_dir(directory.path().join(name)).expect("create");
+        std::fs::write(directory.path().join(name).join("thesis"), "x").expect("write");
     }
     assert_eq!(run(directory.path(), ["verify-direct", ".", "--size", "1MB"]).status, Some(3));
     let mut left = names();
     left.sort_unstable();
-    assert_eq!(left, ["thruway-demo-1-1", "thruway-verify-notes"]);
+    assert_eq!(left, ["thruway-demo-1-1", "thruway-verify-2024-01", "thruway-verify-notes"]);
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn each_machine_is_judged_as_its_name_says() {
         ("switch-redirects", Health::Broken, Expected::Staged, Some("pcie.acs")),
         ("root-port-redirects", Health::Direct, Expected::Direct, None),
         ("lustre-rdma", Health::Direct, Expected::Direct, None),
-        ("lustre-tcp", Health::Broken, Expected::Staged, Some("path.filesystem")),
+        ("lustre-tcp", Health::Slower, Expected::Staged, Some("path.filesystem")),
         ("module-missing", Health::Broken, Expected::Staged, Some("nvidia_fs.module")),
         ("module-missing-silent", Health::Slower, Expected::Staged, Some("nvidia_fs.module")),
         ("geforce", Health::Slower, Expected::Staged, Some("gpu.kind")),
@@ -347,7 +347,36 @@ fn one_fact_decides() {
         ),
         ("virtual-h200", vec![(Call, "functions", "p2pdma no\n")], Health::Slower, "p2pdma.kernel", Verdict::NotApplicable),
         ("virtual-h200", vec![(Call, "functions", "p2pdma yes\n")], Health::Slower, "p2pdma.kernel", Verdict::Ok),
+        (
+            "p2pdma",
+            vec![(Call, "kernel", "release 5.14.0-611.5.1.el9_7.x86_64\nmachine x86_64\n")],
+            Health::Direct,
+            "p2pdma.kernel",
+            Verdict::Ok,
+        ),
+        (
+            "p2pdma",
+            vec![(Call, "kernel", "release 5.14.0-503.11.1.el9_5.x86_64\nmachine x86_64\n")],
+            Health::Broken,
+            "p2pdma.kernel",
+            Verdict::Warning,
+        ),
+        // what the kernel maps for peers by itself
+        (
+            "peer-memory-without-gpu",
+            vec![(File, "/sys/bus/pci/devices/0000:03:00.0/iommu_group/type", "DMA-FQ\n")],
+            Health::Direct,
+            "path.pool",
+            Verdict::Ok,
+        ),
         // mounts
+        (
+            "nvidia-fs",
+            vec![(File, MOUNTS, "40 24 0:60 / /data rw - panfs panfs://realm/volume rw\n")],
+            Health::Broken,
+            "path.filesystem",
+            Verdict::Warning,
+        ),
         (
             "nfs-rdma",
             vec![(File, MOUNTS, "40 24 0:60 / /data rw - nfs4 [fd00::7]:/export rw,proto=rdma6,port=20049\n")],
@@ -383,6 +412,37 @@ fn one_fact_decides() {
 }
 
 #[test]
+fn gpus_that_cuda_does_not_show_decide_nothing() {
+    use Kind::{Call, Env, File, Link, List};
+    const OTHER: &str = "/sys/bus/pci/devices/0000:45:00.0";
+    let (class, vendor) = (format!("{OTHER}/class"), format!("{OTHER}/vendor"));
+    let bus = "0000:43:00.0\n0000:44:00.0\n0000:45:00.0\n";
+    let hidden = [
+        (List, "/sys/bus/pci/devices", bus),
+        (File, class.as_str(), "0x030200\n"),
+        (File, vendor.as_str(), "0x10de\n"),
+        // In the same switch as the drive, or nearer.
+        (Link, OTHER, "/sys/devices/pci0000:40/0000:40:01.0/0000:41:00.0/0000:42:01.0/0000:44:00.0/0000:45:00.0\n"),
+    ];
+    for name in ["p2pdma", "nvidia-fs"] {
+        let report = changed(name, &hidden);
+        assert_eq!(report.health, Health::Direct, "{name}: {}", text(&report));
+        assert!(report.conclusion.contains("cuda:0"), "{name}: {}", report.conclusion);
+        let is_told = |finding: &&thruway::doctor::report::Finding| {
+            finding.subject.contains("0000:45") && finding.verdict == Verdict::NotApplicable && finding.remedy.is_none()
+        };
+        assert!(report.findings.iter().any(|finding| is_told(&finding)), "{name}: {}", text(&report));
+        // All of them are hidden.
+        let none = changed(name, &[(Call, "cuda", "cuda_version 0\n"), (Env, "CUDA_VISIBLE_DEVICES", "set")]);
+        assert_eq!((none.health, none.paths[0].expected), (Health::Slower, Expected::Staged), "{name}: {}", text(&none));
+        assert!(none.conclusion.contains("CUDA_VISIBLE_DEVICES"), "{name}: {}", none.conclusion);
+    }
+    // A driver without a GPU is nothing broken.
+    let none = changed("no-gpu", &[(Call, "cuda", "cuda_version 0\n")]);
+    assert_eq!((none.health, none.paths[0].expected), (Health::Slower, Expected::Plain), "{}", text(&none));
+}
+
+#[test]
 fn a_virtual_machine_that_was_booted_from_an_image_is_no_container() {
     let is_container = |mounts: &str, process_2: &str| {
         let changes = [
@@ -402,6 +462,7 @@ fn a_virtual_machine_that_was_booted_from_an_image_is_no_container() {
     // Those that see their host's processes.
     assert!(is_container(&overlay, "kthreadd\n"));
     assert!(is_container(&directory, "kthreadd\n"));
+    assert!(is_container(&drive.replace("/dev/vda", "/dev/mapper/pool-snapshot"), "kthreadd\n"));
     assert!(is_container(data, "kthreadd\n"), "what lies at / is unknown");
 }
 
@@ -448,5 +509,35 @@ fn set_up_opens_the_route_that_the_doctor_names() {
             assert!(!plan.steps.is_empty(), "{path:?}: {plan:?}");
             assert!(place.shut.iter().any(|shut| shut.route == route && shut.can_be_opened), "{path:?}: {place:?}");
         }
+    }
+}
+
+#[test]
+fn a_library_below_a_home_is_found_in_the_capture_as_well() {
+    let path = machines().into_iter().find(|path| path.ends_with("nvidia-fs.facts")).expect("it");
+    for (home, masked) in
+        [("/home/alice", "/home/user"), ("/users/alice", "/users/user"), ("/export/home/alice", "/export/home/user")]
+    {
+        let mut live = capture(&path);
+        let lib = format!("{home}/.local/lib");
+        let packages = format!("{lib}/python3.12/site-packages");
+        let library = format!("{packages}/nvidia/cu13/lib/libcufile.so.0");
+        live.insert(Question::new(Kind::Link, "/usr/local/cuda/lib64/libcufile.so.0"), Err(Unseen::Absent));
+        for (kind, key, text) in [
+            (Kind::Env, "HOME", home),
+            (Kind::List, &lib, "python3.12"),
+            (Kind::Link, &library, &library),
+            (Kind::List, &packages, "nvidia_cufile-1.15.1.6.dist-info"),
+        ] {
+            live.insert(Question::new(kind, key), Ok(format!("{text}\n")));
+        }
+        let paths = captured_paths(&live);
+        let recorder = Recorder::new(live);
+        let report = examine(&recorder, &paths);
+        assert_eq!(report.health, Health::Direct, "{}", text(&report));
+        let again = recorder.capture().to_text();
+        assert!(!again.contains("alice"), "{again}");
+        let again = Capture::parse(&again).expect("our own text");
+        assert_eq!(text(&examine(&again, &paths)), text(&report).replace(home, masked));
     }
 }

@@ -11,8 +11,9 @@ use thruway::{Error, ErrorKind, Result};
 
 use crate::args::{ConfigAction, ConfigArgs, ConfigWriteArgs};
 use crate::escape::{safe, safe_path};
+use crate::facts::as_text;
 use crate::output::{Outcome, Output, table};
-use crate::settings_file::{beside, keep, read, replace};
+use crate::settings_file::{beside, keep, one_at_a_time, read, replace};
 use crate::stop;
 
 pub(super) fn run(args: &ConfigArgs, output: &Output) -> Result<Outcome> {
@@ -63,53 +64,70 @@ fn check(path: &Path, output: &Output) -> Result<Outcome> {
             json!({"line": remark.line, "key": remark.path, "verdict": verdict, "what": remark.what, "remedy": remark.remedy})
         })
         .collect();
-    output.object(&json!({"file": path.to_string_lossy(), "ok": !audit.has_fault(), "remarks": remarks}))?;
+    output.object(&json!({"file": as_text(path), "ok": !audit.has_fault(), "remarks": remarks}))?;
     Ok(if audit.has_fault() { Outcome::Fault } else { Outcome::Fine })
 }
 
 fn explain(path: &Path, output: &Output) -> Result<Outcome> {
     let text = existing(path)?;
     let root = parse(&text).map_err(|error| error.with_file(path))?;
+    let audit = judged(path, &text)?;
+    let refused: Vec<&str> = audit.remarks.iter().filter(|remark| remark.is_fault).map(|remark| remark.path.as_str()).collect();
     let at = |key: &str| key.split('.').try_fold(&root, |node: &Node, part| node.get(part));
-    let mut rows = vec![["KEY", "IN FORCE", "FROM", "DEFAULT", "MEANING"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["KEY", "IN THE FILE", "NVIDIA'S TEMPLATE", "MEANING"].map(str::to_owned).to_vec()];
     let mut objects = Vec::new();
     for key in KEYS.iter().filter(|key| !is_section(key.path)) {
         // The older name of a section stands for it.
         let older = key.path.strip_prefix("denylist.").map(|rest| format!("blacklist.{rest}"));
         let node = at(key.path).or_else(|| at(older.as_deref()?));
         let here = node.and_then(|node| text.get(node.span.clone()));
-        let default = if key.default.is_empty() { "not documented" } else { key.default };
-        let from = if here.is_some() { "file" } else { "default" };
-        rows.push([key.path, &safe(here.unwrap_or(default)), from, default, key.meaning].map(str::to_owned).to_vec());
+        let template = if key.default.is_empty() { "not documented" } else { key.default };
+        // What the library refuses is not in force, and what is not in the file is as it was built, which differs by version.
+        let is_refused = refused.contains(&key.path) || older.as_deref().is_some_and(|older| refused.contains(&older));
+        let shown = match here {
+            Some(here) if is_refused => format!("{} (refused)", safe(here)),
+            Some(here) => safe(here),
+            None => "built in".to_owned(),
+        };
+        rows.push([key.path, &shown, template, key.meaning].map(str::to_owned).to_vec());
         objects.push(json!({
-            "key": key.path, "here": here, "default": key.default, "in_force": here.unwrap_or(key.default), "meaning": key.meaning,
+            "key": key.path, "here": here, "template": key.default, "refused": is_refused, "meaning": key.meaning,
         }));
     }
     for line in table(&rows, &[]) {
         output.line(line)?;
     }
-    output.object(&json!({"file": path.to_string_lossy(), "keys": objects}))?;
+    output.object(&json!({"file": as_text(path), "keys": objects}))?;
     Ok(Outcome::Fine)
 }
 
 fn write(args: &ConfigWriteArgs, output: &Output) -> Result<Outcome> {
     let path = &named(args.file.as_ref());
+    // A dead server's directory is not waited for.
+    stop::at_once(|| read(path))?;
+    let _turn = stop::at_once(|| Ok(one_at_a_time(path)))?;
     let old = stop::at_once(|| read(path))?;
     let new = apply(old.as_deref().map(text).as_deref(), &changes(args)?).map_err(|error| error.with_file(path))?;
     if old.as_deref() == Some(new.as_bytes()) {
         output.line(format!("{}: nothing to change", safe_path(path)))?;
-        output.object(&json!({"file": path.to_string_lossy(), "changed": false, "old": null}))?;
+        output.object(&json!({"file": as_text(path), "changed": false, "old": null}))?;
         return Ok(Outcome::Fine);
     }
     let kept = old.as_deref().map(|old| beside(path, old)).transpose()?.flatten();
     if let (Some(kept), Some(old)) = (&kept, &old) {
         keep(kept, old, path)?;
+    }
+    if let Err(error) = replace(path, new.as_bytes()) {
+        // Nothing was replaced, so nothing old is to be kept.
+        kept.iter().for_each(|kept| drop(std::fs::remove_file(kept)));
+        return Err(error);
+    }
+    if let Some(kept) = &kept {
         output.line(format!("kept the old file as {}", safe_path(kept)))?;
     }
-    replace(path, new.as_bytes())?;
     output.line(format!("wrote {}", safe_path(path)))?;
-    let kept = kept.map(|kept| kept.to_string_lossy().into_owned());
-    output.object(&json!({"file": path.to_string_lossy(), "changed": true, "old": kept}))?;
+    let kept = kept.map(as_text);
+    output.object(&json!({"file": as_text(path), "changed": true, "old": kept}))?;
     Ok(Outcome::Fine)
 }
 

@@ -11,7 +11,7 @@ use thruway::doctor::topology::Topology;
 
 use crate::args::DoctorArgs;
 use crate::escape::{safe, safe_lines, safe_path};
-use crate::facts::{absolute, as_text, captured, live, write_new};
+use crate::facts::{absolute, captured, chosen, live, write_new};
 use crate::output::{Outcome, Output, counted};
 use crate::stop;
 
@@ -54,8 +54,7 @@ fn here(args: &DoctorArgs) -> Result<(Report, Option<Capture>)> {
 /// Another machine, whose facts lie in a file or a directory.
 fn elsewhere(from: &Path, paths: &[PathBuf]) -> Result<Report> {
     let (facts, captured) = captured(from)?;
-    let named: Vec<String> = paths.iter().map(as_text).collect();
-    Ok(examine(facts.as_ref(), if named.is_empty() { &captured } else { &named }))
+    Ok(examine(facts.as_ref(), &chosen(from, paths, captured)?))
 }
 
 fn print(report: &Report, all: bool, output: &Output) -> Result<()> {

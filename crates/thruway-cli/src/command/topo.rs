@@ -10,8 +10,8 @@ use thruway::doctor::topology::{Kind, LinkView, Part, Topology};
 use thruway::{Error, ErrorKind, Result};
 
 use crate::args::TopoArgs;
-use crate::escape::{safe, safe_path};
-use crate::facts::{absolute, as_text, captured, live, write_new};
+use crate::escape::safe_path;
+use crate::facts::{absolute, captured, chosen, live, write_new};
 use crate::output::{Outcome, Output};
 use crate::stop;
 
@@ -32,13 +32,9 @@ fn examined(args: &TopoArgs) -> Result<Topology> {
     Ok(match &args.from {
         Some(from) => {
             let (facts, captured) = captured(from)?;
-            let named: Vec<String> = args.paths.iter().map(as_text).collect();
-            let is_capture = !from.is_dir();
-            if let Some(strange) = named.iter().find(|path| is_capture && !captured.contains(path)) {
-                let error = Error::new(ErrorKind::NotFound, format!("the capture was not made for {}", safe(strange)));
-                return Err(error.with_hint(format!("it was made for {}", safe(&captured.join(", ")))));
-            }
-            Topology::examine(facts.as_ref(), if named.is_empty() && is_capture { &captured } else { &named })
+            // Without a PATH a packed machine is drawn with all its mounts.
+            let captured = if from.is_dir() { Vec::new() } else { captured };
+            Topology::examine(facts.as_ref(), &chosen(from, &args.paths, captured)?)
         }
         None => {
             let (live, paths) = (live(), absolute(&args.paths)?);

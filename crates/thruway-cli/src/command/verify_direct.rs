@@ -14,6 +14,7 @@ use thruway::{ByteSize, Error, ErrorKind, LoadOptions, Path, PathPolicy, Receipt
 
 use crate::args::VerifyDirectArgs;
 use crate::escape::{safe, safe_path};
+use crate::facts::as_text;
 use crate::measure;
 use crate::output::{Outcome, Output, gb_per_s, receipt_fields, table};
 use crate::scratch::{Scratch, ensure_disk, ensure_memory};
@@ -161,7 +162,7 @@ fn report(args: &VerifyDirectArgs, ways: &[Way], output: &Output) -> Result<Outc
     output.line(format!("\n{verdict}"))?;
     let objects: Vec<Value> = ways.iter().map(object).collect();
     output.object(&json!({
-        "path": args.path.to_string_lossy(), "bytes": args.size.bytes(), "proven": proven, "ok": !differs,
+        "path": as_text(&args.path), "bytes": args.size.bytes(), "proven": proven, "ok": !differs,
         "verdict": verdict, "ways": objects,
     }))?;
     Ok(match (differs, proven) {

@@ -44,6 +44,7 @@ impl Driver {
         let started = unsafe { (driver.cuda.cuInit)(0) };
         driver.check(started, "cuInit").map_err(|error| {
             Error::new(ErrorKind::Unsupported, format!("the CUDA driver does not start: {}", error.message()))
+                .with("code", started.0)
                 .with_hint("`nvidia-smi` tells more; a child of a process that used CUDA cannot use it after a fork")
         })?;
         if is_new {

@@ -14,6 +14,11 @@ use super::driver::Driver;
 use super::gpu::{GpuFacts, facts};
 use crate::base::Result;
 
+/// `CUDA_ERROR_NO_DEVICE`: no GPU, or none that `CUDA_VISIBLE_DEVICES` lets this process see.
+const NO_DEVICE: &str = "100";
+/// `CUDA_ERROR_STUB_LIBRARY`.
+const STUB_LIBRARY: &str = "34";
+
 /// What the driver says of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surveyed {
@@ -32,7 +37,7 @@ pub struct Surveyed {
 /// What the driver says of the GPUs that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// The newest CUDA that the driver serves, as 1000 × major + 10 × minor.
+    /// The newest CUDA that the driver serves, as 1000 × major + 10 × minor; 0 if it did not start for want of a GPU.
     pub cuda_version: u32,
     /// The GPUs in the order of their ordinals.
     pub gpus: Vec<Surveyed>,
@@ -48,7 +53,12 @@ pub fn survey(path: Option<&Path>) -> Result<Option<Survey>> {
     if let Err(LoadError::NotOpened { .. }) = Cuda::load(path) {
         return Ok(None);
     }
-    let driver = Driver::load(path)?;
+    let driver = match Driver::load(path) {
+        // A driver without a GPU, and what the toolkit has for linking where there is no driver.
+        Err(error) if error.context("code") == Some(NO_DEVICE) => return Ok(Some(Survey { cuda_version: 0, gpus: Vec::new() })),
+        Err(error) if error.context("code") == Some(STUB_LIBRARY) => return Ok(None),
+        driver => driver?,
+    };
     let mut version = 0;
     // SAFETY: the pointer is to a local that lives through the call.
     driver.check(unsafe { (driver.cuda.cuDriverGetVersion)(&raw mut version) }, "cuDriverGetVersion")?;

@@ -11,6 +11,7 @@ pub mod facts;
 pub mod machine;
 mod opening;
 pub mod parse;
+mod quote;
 pub mod report;
 mod route;
 pub mod setup;

@@ -2,7 +2,7 @@
 //!
 //! A route is fit if nothing shuts it but what set-up can put right, or what a person can beside it. Of two that are fit, that
 //! which opens more places wins, then that with less to do by hand, then that which is open or begun already; then PCI P2PDMA,
-//! which needs no module of its own and no patched NVMe driver (docs/decisions/0009).
+//! which needs no module of its own and no patched NVMe driver (docs/decisions/0014).
 
 use super::facts::Facts;
 use super::machine::{Machine, has_patched_nvme, is_loaded, nvidia_fs_is_installed};

@@ -4,10 +4,12 @@ use super::facts::{Facts, Unseen};
 use super::machine::{Direct, Gpu, Machine, PciDevice, Target};
 use super::opening;
 use super::parse::pci::Distance;
+use super::quote::quoted;
 use super::report::{Bar, Expected, Finding, Health, PathReport, Report, Route, Shut, Verdict};
 
 /// Draws the conclusions from the findings.
 pub(super) fn conclude(facts: &dyn Facts, machine: &Machine, mut findings: Vec<Finding>) -> Report {
+    forget_hidden(machine, &mut findings);
     let draft: Vec<PathReport> = machine.targets.iter().map(|target| path(machine, target, &findings, None)).collect();
     // The route that set-up would open is the one to name; it is judged by what is in the way for all places.
     let opening = opening::choose(facts, machine, &draft);
@@ -46,14 +48,33 @@ pub(super) fn conclude(facts: &dyn Facts, machine: &Machine, mut findings: Vec<F
     Report { health, conclusion, paths, findings }
 }
 
+/// The bus shows all GPUs of a machine, also to those who may use only some: to containers, jobs, and under
+/// `CUDA_VISIBLE_DEVICES`. The others are in nobody's way.
+fn forget_hidden(machine: &Machine, findings: &mut [Finding]) {
+    let hidden: Vec<String> = machine
+        .gpus
+        .iter()
+        .filter(|gpu| machine.usable_gpus().all(|usable| usable.address != gpu.address))
+        .map(Gpu::label)
+        .collect();
+    for finding in findings.iter_mut().filter(|finding| hidden.contains(&finding.subject)) {
+        finding.bars.clear();
+        finding.remedy = None;
+        finding.seen.push_str("; CUDA does not show this GPU to programs here");
+        if finding.verdict != Verdict::Ok {
+            finding.verdict = Verdict::NotApplicable;
+        }
+    }
+}
+
 /// Whether a finding is about a place, or about no other.
 fn concerns(machine: &Machine, finding: &Finding, path: &str) -> bool {
-    finding.subject == path || machine.targets.iter().all(|target| target.path != finding.subject)
+    finding.subject == path || !machine.is_place(&finding.subject)
 }
 
 /// What to do where set-up opens the route: it, and before it what it leaves to a person.
 fn with_set_up(machine: &Machine, path: &PathReport, route: Route, findings: &[Finding]) -> String {
-    let set_up = format!("`thruway setup {}`", path.path);
+    let set_up = format!("`thruway setup {}`", quoted(&path.path));
     let is_left = |finding: &&Finding| {
         opening::is_by_hand(finding.id) && finding.bar(route).is_some() && concerns(machine, finding, &path.path)
     };
@@ -71,7 +92,7 @@ pub(super) fn nearest<'a>(machine: &'a Machine, target: &Target) -> Option<(&'a 
         Some((gpu, farthest))
     };
     // The first of several at one distance.
-    machine.gpus.iter().filter_map(far).min_by_key(|(_, distance)| *distance)
+    machine.usable_gpus().filter_map(far).min_by_key(|(_, distance)| *distance)
 }
 
 /// The nearest device that offers memory to the drives of a place, and is none of them, and how far it is from the farthest.
@@ -84,7 +105,7 @@ pub(super) fn pool<'a>(machine: &'a Machine, target: &Target) -> Option<(&'a Pci
 
 /// What is to be expected of a place, and what to do first; `opening` is the route to open, if one has been chosen.
 fn path(machine: &Machine, target: &Target, findings: &[Finding], opening: Option<Route>) -> PathReport {
-    let gpu = nearest(machine, target).map(|(gpu, _)| gpu).or(machine.gpus.first());
+    let gpu = nearest(machine, target).map(|(gpu, _)| gpu).or_else(|| machine.usable_gpus().next());
     let label = gpu.map(Gpu::label);
     let relevant: Vec<&Finding> = findings.iter().filter(|finding| concerns(machine, finding, &target.path)).collect();
     let is_other_gpu = |finding: &Finding| {
@@ -131,7 +152,7 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding], opening: Optio
     let in_the_way = easiest.map_or_else(Vec::new, |(_, bars)| bars);
     let expected = expected(target, gpu.is_some(), usable, open);
     let next = match expected {
-        Expected::Direct => format!("prove it: `thruway verify-direct {}`", target.path),
+        Expected::Direct => format!("prove it: `thruway verify-direct {}`", quoted(&target.path)),
         Expected::Plain if !machine.may_have_gpu() => "nothing: without a GPU this is the shortest path".to_owned(),
         _ => first_remedy(in_the_way),
     };
@@ -195,7 +216,8 @@ fn settle(machine: &Machine, finding: &mut Finding, paths: &[PathReport], all_di
     let is_hopeless =
         |route: Route| paths.iter().all(|path| path.shut.iter().any(|shut| shut.route == route && !shut.can_be_opened));
     let is_of_gpus = |route: Route| route == Route::KernelP2pdma && !machine.gpus.is_empty();
-    let is_vain = !paths.is_empty() && !finding.bars.is_empty() && !finding.id.starts_with("driver.");
+    let is_vain =
+        !paths.is_empty() && !finding.bars.is_empty() && !finding.id.starts_with("driver.") && finding.id != "path.access";
     let mut bars = finding.bars.iter();
     let is_vain = is_vain && bars.all(|(route, bar)| is_of_gpus(*route) || *bar == Bar::Liftable && is_hopeless(*route));
     // To forbid the way through the host where there is no other only breaks programs.
@@ -219,7 +241,9 @@ fn strict(machine: &Machine, path: &PathReport, findings: &[Finding]) -> Option<
     let is_forced = findings.iter().any(|finding| finding.subject == super::checks::FORCE);
     let is_strict = settings.allow_compat == Some(false) && settings.force_compat != Some(true) && !is_forced;
     let is_shut = path.gpu.is_some() && !matches!(path.expected, Expected::Direct | Expected::None) && !path.may_be_direct();
-    if !is_strict || !is_shut || machine.library.is_err() {
+    // Where CUDA shows no GPU, no program uses cuFile.
+    let shows_none = machine.cuda.as_ref().is_ok_and(|survey| survey.gpus.is_empty());
+    if !is_strict || !is_shut || shows_none || machine.library.is_err() {
         return None;
     }
     let seen = "allow_compat_mode is false and no direct path is open: programs that use cuFile fail here (5001, 5008)";

@@ -43,6 +43,9 @@ const LINKS_MAX: usize = 40;
 const MOUNTS: &str = "/proc/self/mountinfo";
 const MOUNTS_BYTES_MAX: usize = 4 << 20;
 
+/// How it is said that there is nobody to look, for want of processes or memory.
+pub const NO_THREAD: &str = "no thread could be started";
+
 /// Why something could not be seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unseen {
@@ -336,7 +339,7 @@ impl Worker {
         let started = std::thread::Builder::new().name("thruway-prober".to_owned()).spawn(work);
         match started {
             Ok(_) => Ok(Self { jobs, process }),
-            Err(error) => Err(Unseen::Failed(format!("no thread could be started: {error}"))),
+            Err(error) => Err(Unseen::Failed(format!("{NO_THREAD}: {error}"))),
         }
     }
 

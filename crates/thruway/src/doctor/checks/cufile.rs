@@ -6,6 +6,7 @@ use crate::doctor::cufile::Settings;
 use crate::doctor::facts::{FactsExt, Unseen};
 use crate::doctor::machine::{LayerKind, Target};
 use crate::doctor::parse::Version;
+use crate::doctor::quote::quoted;
 use crate::doctor::report::{Finding, Route, Verdict};
 
 const P2PDMA: [Route; 1] = [Route::CufileP2pdma];
@@ -83,7 +84,7 @@ pub(super) fn config(context: &Context<'_>, findings: &mut Vec<Finding>) {
                 _ => find_out(
                     unseen,
                     &format!("what {} says, which those who use cuFile must be able to read", config.path),
-                    &format!("cat {}", config.path),
+                    &format!("cat {}", quoted(&config.path)),
                 ),
             };
             findings.push(Finding::new("cufile.config", verdict, seen, &config.path).remedy(remedy).shuts(&Route::CUFILE));
@@ -93,7 +94,7 @@ pub(super) fn config(context: &Context<'_>, findings: &mut Vec<Finding>) {
             let seen = format!("{}{line}: none of its settings is in force", error.message());
             findings.push(
                 Finding::new("cufile.config", Verdict::Fault, seen, &config.path)
-                    .remedy(format!("correct {0}: `thruway config check {0}` names the place", config.path))
+                    .remedy(format!("correct {}: `thruway config check {}` names the place", config.path, quoted(&config.path)))
                     .shuts(&Route::CUFILE),
             );
         }

@@ -1,11 +1,13 @@
 //! NVIDIA's driver: the kernel module and the library of CUDA.
 
 use super::{Context, find_out, why};
-use crate::doctor::facts::{Unseen, is_untold};
+use crate::doctor::facts::{FactsExt, Unseen, is_untold};
 use crate::doctor::machine::Machine;
 use crate::doctor::report::{Finding, Route, Verdict};
+use crate::storage::probe::NO_THREAD;
 
 const VERSION: &str = "/proc/driver/nvidia/version";
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     let machine = context.machine;
@@ -13,7 +15,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         return;
     }
     findings.push(module(machine));
-    findings.push(cuda(machine));
+    findings.push(cuda(context));
 }
 
 /// The kernel module.
@@ -51,8 +53,23 @@ fn module(machine: &Machine) -> Finding {
 }
 
 /// The library of CUDA.
-fn cuda(machine: &Machine) -> Finding {
+fn cuda(context: &Context<'_>) -> Finding {
+    let machine = context.machine;
     match &machine.cuda {
+        Ok(survey) if survey.gpus.is_empty() && !machine.gpus.is_empty() => {
+            let seen = "CUDA shows none of the GPUs that the bus shows";
+            let remedy = if context.facts.env(VISIBLE).is_some() {
+                "CUDA_VISIBLE_DEVICES is set, and hides them: name a GPU in it, or unset it"
+            } else if machine.container.is_some() {
+                "pass the GPU in (`--gpus all`)"
+            } else {
+                "see `nvidia-smi` and `dmesg`: the driver did not take the GPU"
+            };
+            Finding::new("driver.cuda", Verdict::Warning, seen, "cuDeviceGetCount").remedy(remedy).shuts(&Route::ALL)
+        }
+        Ok(survey) if survey.gpus.is_empty() => {
+            Finding::ok("driver.cuda", "CUDA's driver is there, and no GPU", "cuDeviceGetCount")
+        }
         Ok(survey) => {
             let version =
                 survey.version.map_or_else(|| "of an unknown version".to_owned(), |(major, minor)| format!("{major}.{minor}"));
@@ -76,6 +93,12 @@ fn cuda(machine: &Machine) -> Finding {
             let seen = format!("the CUDA driver has not started yet: {}", why(unseen));
             Finding::new("driver.cuda", Verdict::Unknown, seen, "cuInit")
                 .remedy("keep the driver started (`sudo systemctl enable --now nvidia-persistenced`), and ask again")
+                .shuts(&Route::ALL)
+        }
+        Err(unseen @ Unseen::Failed(why)) if why.starts_with(NO_THREAD) => {
+            let seen = format!("what CUDA says is unknown: {}", super::why(unseen));
+            Finding::new("driver.cuda", Verdict::Unknown, seen, "cuInit")
+                .remedy("raise the limits of processes and of memory (`ulimit -u`, `ulimit -v`), and ask again")
                 .shuts(&Route::ALL)
         }
         Err(unseen) if is_untold(unseen) => {

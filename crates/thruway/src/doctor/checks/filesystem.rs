@@ -5,6 +5,7 @@ use crate::base::ByteSize;
 use crate::doctor::facts::Unseen;
 use crate::doctor::machine::{Direct, Drive, DriveKind, Layer, LayerKind, Target, is_loaded};
 use crate::doctor::parse::mounts::Mount;
+use crate::doctor::quote::quoted;
 use crate::doctor::report::{Finding, Route, Verdict};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
@@ -17,7 +18,7 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         findings.push(match &target.mount {
             Some(mount) => filesystem(context, mount),
             None => Finding::new("path.filesystem", Verdict::Unknown, "no mount is known that holds it", MOUNTS)
-                .remedy(format!("find out what holds {}: `findmnt -T {0}`", target.path))
+                .remedy(format!("find out what holds {}: `findmnt -T {}`", target.path, quoted(&target.path)))
                 .shuts(&Route::ALL),
         });
         findings.extend(unseen_drives(target));
@@ -49,7 +50,7 @@ fn unseen_drives(target: &Target) -> Option<Finding> {
     let seen = format!("the drives below {} cannot be seen", mount.source);
     let source = format!("/sys/dev/block/{}", mount.device);
     let finding = Finding::new("path.drive", Verdict::Unknown, seen, source).shuts(&Route::ALL);
-    Some(finding.remedy(format!("find out on which drives {} lies: `lsblk -s {0}`", mount.source)))
+    Some(finding.remedy(format!("find out on which drives {} lies: `lsblk -s {}`", mount.source, quoted(&mount.source))))
 }
 
 fn access(target: &Target) -> Finding {
@@ -74,7 +75,7 @@ fn access(target: &Target) -> Finding {
             fault(seen, "bring the server back, or unmount it: `umount -l`")
         }
         Err(unseen) => Finding::new("path.access", Verdict::Unknown, format!("it cannot be examined: {}", why(unseen)), "stat")
-            .remedy(format!("find out whether {} can be read: `stat {0}`", target.path))
+            .remedy(format!("find out whether {} can be read: `stat {}`", target.path, quoted(&target.path)))
             .shuts(&Route::ALL),
     }
 }
@@ -99,8 +100,10 @@ fn filesystem(context: &Context<'_>, mount: &Mount) -> Finding {
         }
         "ext4" | "xfs" => finding(Verdict::Ok, described),
         "nfs" | "nfs4" | "lustre" if mount.is_over_rdma().is_none() => {
+            let at = quoted(&mount.point);
+            let command = if mount.kind == "lustre" { "lnetctl net show".to_owned() } else { format!("findmnt {at}") };
             finding(Verdict::Unknown, format!("{described}: over which network cannot be told"))
-                .remedy(format!("find out whether {} is mounted over RDMA: `findmnt {0}`", mount.point))
+                .remedy(format!("find out whether {} is mounted over RDMA: `{command}`", mount.point))
                 .shuts(&[Route::NvidiaFs])
                 .rules_out(&Route::P2PDMA)
         }
@@ -109,13 +112,8 @@ fn filesystem(context: &Context<'_>, mount: &Mount) -> Finding {
             .remedy(format!("mount {} with proto=rdma,port=20049, if server and network can", mount.point))
             .shuts(&[Route::NvidiaFs])
             .rules_out(&Route::P2PDMA),
-        "lustre" if mount.is_over_rdma() == Some(false) => {
-            finding(Verdict::Warning, format!("{described}: over TCP every byte goes through the host"))
-                .remedy(format!("mount {} over a network with RDMA (`@o2ib`), if servers and network can", mount.point))
-                .shuts(&[Route::NvidiaFs])
-                .rules_out(&Route::P2PDMA)
-        }
         "lustre" | "beegfs" | "scatefs" => by_module("over its RDMA network, by nvidia-fs"),
+        "panfs" => panasas(context, by_module("over RDMA, by nvidia-fs")),
         "wekafs" if is_broken_with_weka(context) => {
             finding(Verdict::Warning, format!("{described}: libcufile 1.16 (CUDA 13.1) fails there (EBADF)"))
                 .remedy("install another libcufile: 1.15, or 1.17 or newer")
@@ -130,6 +128,18 @@ fn filesystem(context: &Context<'_>, mount: &Mount) -> Finding {
         "fuse" | "fuseblk" | "cifs" | "smb3" | "9p" | "ceph" => by_host("a program or a server moves its bytes"),
         kind if kind.starts_with("fuse.") => by_host("a program moves its bytes"),
         _ => by_host("cuFile does not support it"),
+    }
+}
+
+/// PanFS came with libcufile 1.19.1.
+fn panasas(context: &Context<'_>, finding: Finding) -> Finding {
+    const INSTALL: &str = "install libcufile 1.19.1 or newer";
+    let library = context.machine.library.as_ref().ok();
+    let seen = format!("{}, with libcufile 1.19.1 or newer", finding.seen);
+    match library.map(|library| library.version.as_ref()) {
+        Some(Some(version)) if version.at_least(&[1, 19, 1]) => finding,
+        Some(None) => Finding { verdict: Verdict::Unknown, seen, ..finding }.remedy(INSTALL).shuts(&[Route::NvidiaFs]),
+        _ => Finding { verdict: Verdict::Warning, seen, ..finding }.remedy(INSTALL).shuts(&[Route::NvidiaFs]),
     }
 }
 
@@ -196,7 +206,7 @@ fn raid(context: &Context<'_>, name: &str, level: &str, source: String) -> Findi
     let finding = |verdict, seen| Finding::new("path.layer", verdict, seen, source.clone());
     match level {
         // Whether cuFile is told so is another check's question.
-        "raid0" if context.machine.kernel_at_least(&[7, 1]) || !context.machine.is_x86() => finding(Verdict::Ok, seen),
+        "raid0" if context.machine.kernel_at_least(&[7, 1]) || context.machine.is_grace() => finding(Verdict::Ok, seen),
         "raid0" => {
             finding(Verdict::Ok, format!("{seen}: by nvidia-fs; over P2PDMA from Linux 7.1 on, with block.raid.use_pci_p2pdma"))
                 .rules_out(&Route::P2PDMA)

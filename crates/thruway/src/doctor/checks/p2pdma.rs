@@ -17,7 +17,7 @@ const MULTIPATH: &str = "/sys/module/nvme_core/parameters/multipath";
 pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     findings.push(kernel(context));
     findings.extend(driver(context));
-    if context.machine.is_x86() {
+    if !context.machine.is_grace() {
         findings.extend(parameters(context));
         findings.extend(multipath(context));
     }
@@ -40,9 +40,7 @@ pub(super) fn pools(context: &Context<'_>, findings: &mut Vec<Finding>) {
 
 fn kernel(context: &Context<'_>) -> Finding {
     let machine = context.machine;
-    // Red Hat carried it back to 5.14 in RHEL 9.4 (NVIDIA's support table).
-    let is_rhel = ["el9_4", "el9_6"].iter().any(|mark| machine.release.contains(mark));
-    if machine.kernel.is_some() && !machine.kernel_at_least(&[6, 2]) && !is_rhel {
+    if machine.kernel.is_some() && !machine.kernel_at_least(&[6, 2]) && !is_carried_back(machine) {
         return Finding::new(
             "p2pdma.kernel",
             Verdict::Warning,
@@ -79,6 +77,13 @@ fn kernel(context: &Context<'_>) -> Finding {
     }
 }
 
+/// Whether Red Hat carried it back to this kernel: to 5.14 in RHEL 9.4 and newer, but for 9.5 on x86 (NVIDIA's support table).
+fn is_carried_back(machine: &Machine) -> bool {
+    let minor =
+        machine.release.split_once("el9_").map(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default());
+    minor.and_then(|minor| minor.parse::<u32>().ok()).is_some_and(|minor| minor >= 4 && !(minor == 5 && machine.is_x86()))
+}
+
 /// Whether the functions of PCI P2PDMA are among the running kernel's. They are part of it, never of a module.
 fn has_functions(context: &Context<'_>) -> Option<bool> {
     match value(&context.facts.call(calls::FUNCTIONS).ok()?, "p2pdma") {
@@ -96,8 +101,8 @@ fn driver(context: &Context<'_>) -> Option<Finding> {
         Some(Finding::new("p2pdma.driver", Verdict::Warning, seen, source).remedy(remedy).shuts(&Route::P2PDMA))
     };
     let version = &driver.version;
-    if !version.at_least(&[570]) {
-        return shut("drivers before 570 know no P2PDMA", "install driver 570 or newer");
+    if !version.at_least(&[565, 47]) {
+        return shut("drivers before 565.47 know no P2PDMA", "install driver 570 or newer");
     }
     if machine.kernel_at_least(&[6, 15]) && version.at_least(&[580]) && !version.at_least(&[595, 71, 5]) {
         return shut(
@@ -195,15 +200,14 @@ fn memory(gpu: &Gpu) -> Finding {
     }
 }
 
-/// What the IOMMU does with a device's requests. What it translates on x86 PCI P2PDMA refuses, and with nvidia-fs NVIDIA warrants
-/// neither that it works nor that it is fast; the SMMU of Arm servers, which is always on, does not stop cuFile's way there.
+/// What the IOMMU does with a device's requests. NVIDIA's driver offers no memory to peers where it translates on x86, and with
+/// nvidia-fs NVIDIA warrants neither that it works nor that it is fast; the kernel's own P2PDMA maps peers for it. The SMMU of Arm servers, which is always on, does not stop cuFile's way there.
 fn iommu(machine: &Machine, device: Option<&PciDevice>, name: &str) -> Finding {
     const REMEDY: &str = "start the kernel with iommu=pt, or switch the IOMMU off in the firmware's set-up";
     let address = device.map_or("*", |device| &device.address);
     let source = format!("/sys/bus/pci/devices/{address}/iommu_group/type");
     let finding = |verdict, seen: String| Finding::new("p2pdma.iommu", verdict, seen, source.clone());
     let kind = device.map_or(Err(&Unseen::Absent), |device| device.iommu.as_ref());
-    let routes = if machine.pools.is_empty() { &Route::CUFILE[..] } else { &Route::ALL[..] };
     match kind.map(String::as_str) {
         Err(Unseen::Absent) if device.is_some() => finding(Verdict::Ok, format!("no IOMMU lies between {name} and its peers")),
         Ok("identity") => finding(Verdict::Ok, format!("the IOMMU passes the requests of {name} through")),
@@ -212,14 +216,14 @@ fn iommu(machine: &Machine, device: Option<&PciDevice>, name: &str) -> Finding {
             let seen = format!(
                 "the IOMMU translates the requests of {name} ({kind}): P2PDMA refuses them, and nvidia-fs is not warranted to work"
             );
-            finding(Verdict::Warning, seen).remedy(REMEDY).shuts(routes)
+            finding(Verdict::Warning, seen).remedy(REMEDY).shuts(&Route::CUFILE)
         }
         kind => {
             let unseen = kind.err().cloned().unwrap_or_else(|| Unseen::Failed(String::new()));
             let what = format!("what the IOMMU does with the requests of {name}");
             finding(Verdict::Unknown, format!("{what} cannot be seen"))
                 .remedy(find_out(&unseen, &format!("{what} (identity is well)"), &format!("cat {source}")))
-                .shuts(routes)
+                .shuts(&Route::CUFILE)
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Links that are slower than they could be, and what switches do with requests between peers.
 
+use std::collections::BTreeSet;
+
 use super::{Context, peers};
 use crate::doctor::machine::{Link, PciDevice, links};
 use crate::doctor::parse::pci;
@@ -58,13 +60,14 @@ fn access_control(context: &Context<'_>) -> Option<Finding> {
     let machine = context.machine;
     let is_remote = machine.targets.iter().any(|target| target.is_remote() || target.is_on_remote_nvme());
     let cards = machine.nics.iter().filter(|nic| is_remote && nic.has_rdma()).map(|nic| &nic.device);
-    let sources: Vec<&PciDevice> = machine.targets.iter().flat_map(|target| target.devices()).chain(cards).collect();
-    let memories = machine.gpus.iter().filter_map(|gpu| gpu.device.as_ref()).chain(&machine.pools);
+    // One drive may lie below many places.
+    let sources: BTreeSet<&str> =
+        machine.targets.iter().flat_map(|target| target.devices()).chain(cards).map(|device| device.path.as_str()).collect();
+    let gpus = machine.usable_gpus().filter_map(|gpu| gpu.device.as_ref());
+    let memories: BTreeSet<&str> = gpus.chain(&machine.pools).map(|device| device.path.as_str()).collect();
     // What lies above both has no part in it: a root port may send up what it will.
-    let pairs = memories.flat_map(|memory| sources.iter().map(move |source| (memory, source)));
-    let mut bridges: Vec<&str> = pairs.flat_map(|(memory, source)| pci::bridges_between(&memory.path, &source.path)).collect();
-    bridges.sort_unstable();
-    bridges.dedup();
+    let pairs = memories.into_iter().flat_map(|memory| sources.iter().map(move |source| (memory, *source)));
+    let bridges: BTreeSet<&str> = pairs.flat_map(|(memory, source)| pci::bridges_between(memory, source)).collect();
     if bridges.is_empty() {
         return None;
     }

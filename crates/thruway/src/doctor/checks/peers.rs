@@ -8,6 +8,7 @@ use super::Context;
 use crate::doctor::facts::FactsExt;
 use crate::doctor::machine::{PciDevice, Target};
 use crate::doctor::parse::pci::{self, Distance};
+use crate::doctor::quote::quoted;
 use crate::doctor::report::{Finding, Route, Verdict};
 
 const BRIDGES: &str = "/proc/driver/nvidia-fs/bridges";
@@ -53,7 +54,8 @@ pub(super) fn distance(context: &Context<'_>, target: &Target) -> Option<Finding
         return Some(Finding::ok("path.distance", format!("{seen}; cuFile goes by the link to the processor (C2C)"), source));
     }
     let gpu_device = gpu.device.as_ref()?;
-    let peers = devices.iter().map(|drive| between(context, gpu_device, drive)).max()?;
+    let told = told(context);
+    let peers = devices.iter().map(|drive| between(context, told.as_deref(), gpu_device, drive)).max()?;
     Some(match (peers, distance) {
         (Peers::Allowed, Distance::Sockets) => finding(Verdict::Warning).remedy("use a GPU and drives of one socket"),
         (Peers::Allowed, _) => finding(Verdict::Ok),
@@ -81,7 +83,8 @@ pub(super) fn sockets(context: &Context<'_>, target: &Target) -> Option<Finding>
     );
     let source = format!("/sys/bus/pci/devices/{}", gpu.address);
     let finding = Finding::new("path.sockets", Verdict::Unknown, seen, source).shuts(&[Route::NvidiaFs]);
-    let remedy = format!("find out by I/O: `thruway verify-direct {}`; or use a GPU and drives of one socket", target.path);
+    let remedy =
+        format!("find out by I/O: `thruway verify-direct {}`; or use a GPU and drives of one socket", quoted(&target.path));
     (distance == Distance::Sockets).then(|| finding.remedy(remedy))
 }
 
@@ -96,7 +99,8 @@ pub(super) fn pool_distance(context: &Context<'_>, target: &Target) -> Option<Fi
         return Some(finding.remedy("find out what lies between them: `thruway topo`, `lspci -tv`"));
     };
     let seen = format!("{} and the drives lie {}", pool.address, distance.describe());
-    let peers = target.devices().map(|drive| between(context, pool, drive)).max()?;
+    let told = told(context);
+    let peers = target.devices().map(|drive| between(context, told.as_deref(), pool, drive)).max()?;
     Some(match peers {
         Peers::Allowed => Finding::ok("path.pool", seen, source),
         Peers::Unknown => {
@@ -114,10 +118,9 @@ pub(super) fn pool_distance(context: &Context<'_>, target: &Target) -> Option<Fi
     })
 }
 
-fn between(context: &Context<'_>, one: &PciDevice, other: &PciDevice) -> Peers {
+fn between(context: &Context<'_>, told: Option<&str>, one: &PciDevice, other: &PciDevice) -> Peers {
     let bridges = pci::bridges_between(&one.path, &other.path);
-    let told = told(context);
-    let found: Vec<Option<bool>> = bridges.iter().map(|bridge| redirects(context, told.as_deref(), bridge)).collect();
+    let found: Vec<Option<bool>> = bridges.iter().map(|bridge| redirects(context, told, bridge)).collect();
     // Of several bridges one that sends requests up is enough.
     let is_redirected = if found.contains(&Some(true)) { Some(true) } else { (!found.contains(&None)).then_some(false) };
     let is_under_one = !bridges.is_empty();
@@ -217,7 +220,8 @@ mod tests {
         let facts = Capture::parse(&text).expect("a capture");
         let machine = Machine::examine(&facts, &[]);
         let device = |address: &str| PciDevice::examine(&facts, address).expect("a device");
-        between(&Context { facts: &facts, machine: &machine }, &device("0000:11:00.0"), &device("0000:21:00.0"))
+        let context = Context { facts: &facts, machine: &machine };
+        between(&context, None, &device("0000:11:00.0"), &device("0000:21:00.0"))
     }
 
     #[test]

@@ -127,7 +127,13 @@ impl Walk<'_> {
             let path = if above.is_empty() { member.key.clone() } else { format!("{above}.{}", member.key) };
             let node = &member.node;
             if !keys.insert(member.key.as_str()) {
-                self.remark(node, &path, true, "the key stands there twice", "keep one of the two");
+                self.remark(
+                    node,
+                    &path,
+                    true,
+                    "the key stands there twice",
+                    format!("keep one of the two {} in cufile.json", printable(&path)),
+                );
             }
             // With a dot in it a name looks like a path, and is none.
             if member.key.contains('.') {
@@ -202,7 +208,13 @@ impl Walk<'_> {
         };
         if let Some(wrong) = wrong {
             let have = printable(self.text.get(node.span.clone()).unwrap_or_default());
-            self.remark(node, path, true, format!("{have} cannot be: {wrong}"), "correct it, or remove it for the default");
+            self.remark(
+                node,
+                path,
+                true,
+                format!("{have} cannot be: {wrong}"),
+                format!("correct {} in cufile.json, or remove it for what is built in", printable(path)),
+            );
         }
     }
 

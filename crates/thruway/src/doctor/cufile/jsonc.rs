@@ -131,7 +131,8 @@ impl Reader<'_> {
             let length = if rest.starts_with("//") {
                 rest.find('\n').unwrap_or(rest.len())
             } else if rest.starts_with("/*") {
-                rest.find("*/").ok_or("a comment has no end")? + 2
+                // Its end shares no star with its beginning.
+                rest[2..].find("*/").ok_or("a comment has no end")? + 4
             } else {
                 self.at += blanks;
                 return Ok(());
@@ -257,12 +258,24 @@ mod tests {
         assert_eq!(&text[list.span.clone()], "[1, -2.5e1, \"x\\\"y\"]");
         assert_eq!(node.get("b").and_then(|b| b.get("c")).map(|c| &c.value), Some(&Value::Bool(true)));
         assert_eq!(line_of(text, node.members()[1].key_span.start), 3);
+        let hidden = parse("{/*/ \"a\": 1, /*/ \"b\": 2 /**/}").expect("valid");
+        assert_eq!((hidden.get("a"), hidden.members().len()), (None, 1));
     }
 
     #[test]
     fn what_other_readers_forgive_is_refused_with_its_line() {
-        for text in ["", "{", "{\n'a': 1}", "{\n\"a\": 1,}", "{\n\"a\": 0x10}", "{\n\"a\" 1}", "{}\n x", "/* x", "{\"a\": [1 2]}"]
-        {
+        for text in [
+            "",
+            "{",
+            "{\n'a': 1}",
+            "{\n\"a\": 1,}",
+            "{\n\"a\": 0x10}",
+            "{\n\"a\" 1}",
+            "{}\n x",
+            "/* x",
+            "{} /*/",
+            "{\"a\": [1 2]}",
+        ] {
             let error = parse(text).expect_err(text);
             assert_eq!(error.kind(), ErrorKind::Malformed);
             assert!(error.context("line").is_some());

@@ -7,6 +7,8 @@ mod pci;
 mod settings;
 mod storage;
 
+use std::collections::HashSet;
+
 use super::facts::{Facts, FactsExt, Unseen, calls};
 use super::parse::mounts::{self, Mount};
 use super::parse::nvidia::{self, CudaSurvey, DriverVersion};
@@ -56,6 +58,8 @@ pub struct Machine {
     pub mounts: Vec<Mount>,
     /// The places that are asked about.
     pub targets: Vec<Target>,
+    /// Their paths.
+    places: HashSet<String>,
 }
 
 impl Machine {
@@ -91,7 +95,24 @@ impl Machine {
             cuda,
             mounts,
             targets,
+            places: paths.iter().cloned().collect(),
         }
+    }
+
+    /// Whether this is one of the places that are asked about.
+    pub fn is_place(&self, path: &str) -> bool {
+        self.places.contains(path)
+    }
+
+    /// The GPUs that programs here may use: those that CUDA shows, or where it shows none, all on the bus.
+    pub fn usable_gpus(&self) -> impl Iterator<Item = &Gpu> {
+        let shows_any = self.gpus.iter().any(|gpu| gpu.ordinal.is_some());
+        self.gpus.iter().filter(move |gpu| gpu.ordinal.is_some() || !shows_any)
+    }
+
+    /// Whether cuFile goes by the link between the processor and its GPUs (C2C) instead of PCIe.
+    pub fn is_grace(&self) -> bool {
+        !self.is_x86() && self.usable_gpus().next().is_some() && self.usable_gpus().all(Gpu::is_on_grace)
     }
 
     /// Whether this is an x86 machine, to which some demands are made that others do not know.
@@ -112,9 +133,17 @@ impl Machine {
 
 /// What shows that this is a container.
 fn container(facts: &dyn Facts, mounts: &[Mount]) -> Option<&'static str> {
-    const SIGNS: [&str; 3] = ["/.dockerenv", "/run/.containerenv", "/.singularity.d"];
+    // The third is systemd's own mark, in LXC, Incus and systemd-nspawn.
+    const SIGNS: [&str; 4] = ["/.dockerenv", "/run/.containerenv", "/run/systemd/container", "/.singularity.d"];
     // Podman and systemd set the first, Apptainer and Singularity their own names.
-    const NAMES: [&str; 4] = ["container", "KUBERNETES_SERVICE_HOST", "APPTAINER_NAME", "SINGULARITY_NAME"];
+    const NAMES: [&str; 6] = [
+        "container",
+        "KUBERNETES_SERVICE_HOST",
+        "APPTAINER_NAME",
+        "APPTAINER_CONTAINER",
+        "SINGULARITY_NAME",
+        "SINGULARITY_CONTAINER",
+    ];
     let is_there = |path: &&str| matches!(facts.link(path), Ok(_) | Err(Unseen::Denied));
     let sign = SIGNS.into_iter().find(is_there).or_else(|| NAMES.into_iter().find(|name| facts.env(name).is_some()))?;
     (!is_booted_from_image(facts, mounts)).then_some(sign)
@@ -122,10 +151,11 @@ fn container(facts: &dyn Facts, mounts: &[Mount]) -> Option<&'static str> {
 
 /// Whether this is a virtual machine that was booted from a container's image, and so carries a container's marks: the kernel's
 /// threads are among the processes seen here, as they are outside of all containers, and `/` is a whole drive. A container
-/// that shares its host's processes has an overlay or a subdirectory for a root.
+/// that shares its host's processes has an overlay, a subdirectory, or a volume that its runtime made for it.
 fn is_booted_from_image(facts: &dyn Facts, mounts: &[Mount]) -> bool {
     // Process 2 starts all other threads of the kernel, and has had this name since Linux 2.6.
     let sees_threads = facts.file("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
-    let is_drive = |mount: &Mount| mount.root == "/" && mount.source.starts_with("/dev/");
+    let is_made = |source: &str| ["/dev/mapper/", "/dev/dm-", "/dev/loop"].iter().any(|begin| source.starts_with(begin));
+    let is_drive = |mount: &Mount| mount.root == "/" && mount.source.starts_with("/dev/") && !is_made(&mount.source);
     sees_threads && mounts.iter().rev().find(|mount| mount.point == "/").is_some_and(is_drive)
 }

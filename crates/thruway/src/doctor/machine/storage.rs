@@ -106,7 +106,7 @@ pub struct Target {
 impl Target {
     /// Reads all of it.
     pub(super) fn examine(facts: &dyn Facts, mounts: &[Mount], path: &str) -> Self {
-        let place = facts.look(&Question::new(Kind::Place, path)).map(|text| place(&text, path));
+        let place = facts.look(&Question::new(Kind::Place, path)).and_then(|text| place(&text, path));
         // A mount that does not answer is still in the table.
         let real = place.as_ref().map_or(path, |place| &place.real);
         let mount = holding(mounts, real).cloned();
@@ -180,10 +180,13 @@ impl Target {
     }
 }
 
-fn place(text: &str, path: &str) -> PlaceFacts {
+fn place(text: &str, path: &str) -> Result<PlaceFacts, Unseen> {
     let is = |name: &str| value(text, name) == Some("yes");
+    if let Some(missing) = ["kind", "may_read"].iter().find(|name| value(text, name).is_none()) {
+        return Err(Unseen::Failed(format!("what is known of it does not say '{missing}'")));
+    }
     let number = |name: &str| value(text, name).and_then(|number| number.parse::<u64>().ok());
-    PlaceFacts {
+    Ok(PlaceFacts {
         real: value(text, "real").unwrap_or(path).to_owned(),
         is_special: value(text, "kind") == Some("special"),
         may_read: is("may_read"),
@@ -194,7 +197,7 @@ fn place(text: &str, path: &str) -> PlaceFacts {
             _ => Direct::Unknown,
         },
         room: number("total_bytes").zip(number("free_bytes")),
-    }
+    })
 }
 
 /// The resolved path in sysfs of the block device that a mount lies on.

@@ -47,8 +47,9 @@ impl Mount {
             "lustre" => {
                 let names = self.source.split([':', ',']).filter_map(|server| server.split_once('@'));
                 let networks: Vec<&str> = names.map(|(_, network)| network).collect();
-                let all = |kind: &str| !networks.is_empty() && networks.iter().all(|network| network.starts_with(kind));
-                if all("o2ib") { Some(true) } else { all("tcp").then_some(false) }
+                // They are those of the management server alone: the data's may have other networks (several rails, EFA).
+                let is_rdma = !networks.is_empty() && networks.iter().all(|network| network.starts_with("o2ib"));
+                is_rdma.then_some(true)
             }
             _ => None,
         }
@@ -117,7 +118,7 @@ mod tests {
             ("nfs4 [fd00::7]:/export rw,proto=tcp6", Some(false)),
             ("nfs4 server:/export rw", None),
             ("lustre 10.0.0.1@o2ib:10.0.0.2@o2ib1:/scratch rw", Some(true)),
-            ("lustre 10.0.0.1@tcp,10.0.0.2@tcp1:/scratch rw", Some(false)),
+            ("lustre 10.0.0.1@tcp,10.0.0.2@tcp1:/scratch rw", None),
             ("lustre 10.0.0.1@tcp:10.0.0.1@o2ib:/scratch rw", None),
             ("lustre server:/scratch rw", None),
             ("xfs /dev/nvme0n1 rw", None),

@@ -26,9 +26,13 @@ pub fn driver_version(text: &str) -> Option<DriverVersion> {
 /// The value of a name among registry words. The driver compares names without regard to case and reads values as C does
 /// (`0x1`).
 pub fn registry_value(words: &[String], name: &str) -> Option<u64> {
-    let mut pairs = words.iter().filter_map(|word| word.split_once('='));
-    let (_, value) = pairs.find(|(have, _)| have.trim().eq_ignore_ascii_case(name))?;
-    let value = value.trim();
+    let pairs = words.iter().filter_map(|word| word.split_once('='));
+    let mut values = pairs.filter(|(have, _)| have.trim().eq_ignore_ascii_case(name)).map(|(_, value)| value.trim());
+    let value = values.next()?;
+    // Of two that differ nobody says which is taken.
+    if values.any(|other| other != value) {
+        return None;
+    }
     match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => value.parse().ok(),
@@ -109,7 +113,7 @@ pub struct CudaSurvey {
 
 /// Reads the answer of the call `cuda`.
 pub fn survey(text: &str) -> CudaSurvey {
-    let version = value(text, "cuda_version").and_then(|number| number.parse::<u32>().ok());
+    let version = value(text, "cuda_version").and_then(|number| number.parse::<u32>().ok()).filter(|number| *number > 0);
     let gpus = text.lines().filter_map(|line| line.strip_prefix("gpu ")).filter_map(gpu).collect();
     CudaSurvey { version: version.map(|number| (number / 1000, number % 1000 / 10)), gpus }
 }
@@ -152,6 +156,8 @@ mod tests {
         assert_eq!(words, ["RMForceStaticBar1=1", "RmForceDisableIomapWC=1"]);
         let words = ["rmforcestaticbar1=0x2", "Other=x"].map(str::to_owned);
         assert_eq!((registry_value(&words, "RMForceStaticBar1"), registry_value(&words, "Other")), (Some(2), None));
+        let twice = ["RMForceStaticBar1=1", "rmforcestaticbar1=0"].map(str::to_owned);
+        assert_eq!(registry_value(&twice, "RMForceStaticBar1"), None);
         let text = "GDS Version: 1.16.0.49\nReads\t: n=10 ok=9 err=1 readMiB=40 io_state_err=0\n\
                     Writes : n=0 ok=0 err=0\nError : cpu-gpu-pages=0 sg-ext=2 dma-map=0 dma-ref=0\n";
         let statistics = statistics(text);

@@ -67,9 +67,12 @@ pub fn registers(text: &str) -> Vec<Register> {
     found
 }
 
+/// No machine has so many bridges above a device.
+const DEPTH_MAX: usize = 32;
+
 /// The PCI addresses in a resolved path of sysfs, from the root complex to the device.
 pub fn addresses(path: &str) -> Vec<&str> {
-    below_root(path).filter(|part| is_address(part)).collect()
+    below_root(path).filter(|part| is_address(part)).take(DEPTH_MAX).collect()
 }
 
 /// `0000:41:00.0`, or `10000:01:00.0`: Intel's VMD gives its drives domains of five digits.

@@ -83,8 +83,9 @@ impl Distribution {
     /// loaded.
     pub fn rebuild_ram_disk(&self) -> Vec<String> {
         let words: &[&str] = match self.family {
-            Family::Ubuntu | Family::Debian => &["update-initramfs", "-u"],
-            Family::RedHat | Family::Suse => &["dracut", "--force"],
+            // Of all kernels: the next start may be that of a newer one.
+            Family::Ubuntu | Family::Debian => &["update-initramfs", "-u", "-k", "all"],
+            Family::RedHat | Family::Suse => &["dracut", "--force", "--regenerate-all"],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
     }

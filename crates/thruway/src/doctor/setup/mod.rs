@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::cufile::edit::apply;
 use super::diagnose;
-use super::facts::{Facts, FactsExt};
+use super::facts::Facts;
 use super::machine::Machine;
 use super::report::{Finding, PathReport, Report, Route, Verdict};
 use crate::base::Result;
@@ -155,7 +155,7 @@ impl Plan {
         let (machine, report) = diagnose(facts, paths);
         let mut plan = Self {
             distribution: None,
-            container: machine.container.or_else(|| in_apptainer(facts)),
+            container: machine.container,
             route: way::choose(facts, &machine, &report),
             first: Vec::new(),
             steps: Vec::new(),
@@ -187,15 +187,11 @@ impl Plan {
     }
 }
 
-/// What shows that this is a container of Apptainer or Singularity, which leave none of the others' signs.
-fn in_apptainer(facts: &dyn Facts) -> Option<&'static str> {
-    const DIRECTORY: &str = "/.singularity.d";
-    let names = ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"];
-    facts.exists(DIRECTORY).then_some(DIRECTORY).or_else(|| names.into_iter().find(|name| facts.env(name).is_some()))
-}
-
 /// What is to be done where set-up can open no route.
 fn instead(facts: &dyn Facts, machine: &Machine, report: &Report) -> Vec<String> {
+    if machine.may_have_gpu() {
+        return vec!["first see what kept the doctor from seeing a GPU: `thruway doctor --all`".to_owned()];
+    }
     if machine.gpus.is_empty() {
         return vec!["nothing: there is no NVIDIA GPU".to_owned()];
     }

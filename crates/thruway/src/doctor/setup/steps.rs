@@ -8,6 +8,7 @@ use crate::doctor::cufile::edit::apply;
 use crate::doctor::facts::{Facts, FactsExt, Unseen};
 use crate::doctor::machine::{Machine, is_loaded, nvidia_fs_is_installed};
 use crate::doctor::parse::nvidia::registry_words;
+use crate::doctor::quote::quoted;
 use crate::doctor::report::{Report, Route, Verdict};
 
 const MODULES_LOAD: &str = "/etc/modules-load.d/nvidia-fs.conf";
@@ -194,15 +195,21 @@ fn module(context: &Context<'_>, distribution: &Distribution, plan: &mut Plan) -
 
 /// The settings of the drivers that PCI P2PDMA needs on x86; gives the step that brings them into force at the next start.
 fn peers(context: &Context<'_>, distribution: &Distribution, plan: &mut Plan) -> Result<Option<Step>> {
-    if !context.machine.is_x86() {
+    if context.machine.is_grace() {
         return Ok(None);
     }
     let before = plan.steps.len();
-    if context.has("p2pdma.parameters") || context.has("p2pdma.memory") {
+    // A pool that is not there may come with the first CUDA program; an empty one is the settings' doing.
+    let has_empty_pool =
+        context.report.findings.iter().any(|finding| finding.id == "p2pdma.memory" && finding.verdict == Verdict::Warning);
+    if context.has("p2pdma.parameters") || has_empty_pool {
         // What the driver was loaded with for other reasons stays.
         let names = REGISTRY_WORDS.map(|word| word.split('=').next().unwrap_or(word));
         let loaded = registry_words(&context.facts.file("/proc/driver/nvidia/params").unwrap_or_default());
-        let others = loaded.into_iter().filter(|word| names.iter().all(|name| word.split('=').next() != Some(name)));
+        let others = loaded.into_iter().filter(|word| {
+            let own = word.split('=').next().unwrap_or_default().trim();
+            names.iter().all(|name| !own.eq_ignore_ascii_case(name))
+        });
         let words: String = REGISTRY_WORDS.iter().map(|word| (*word).to_owned()).chain(others).map(|word| word + ";").collect();
         // Debian's own package calls the module otherwise; options for a module that is not there do no harm.
         let modules =
@@ -228,7 +235,14 @@ fn peers(context: &Context<'_>, distribution: &Distribution, plan: &mut Plan) ->
         plan.needs_restart = true;
     }
     if plan.needs_restart {
-        plan.by_hand.push("restart the machine: drivers read these settings when they are loaded".to_owned());
+        let restart = "restart the machine: drivers read these settings when they are loaded";
+        let is_written = plan.steps.len() == before;
+        let again = distribution.rebuild_ram_disk().join(" ");
+        plan.by_hand.push(if is_written {
+            format!("{restart}; if they are not in force then, build the initial RAM disk anew first: `{again}`")
+        } else {
+            restart.to_owned()
+        });
     }
     let why = "put the settings of the drivers into the initial RAM disk, from which they are loaded";
     Ok((plan.steps.len() > before).then(|| {
@@ -332,10 +346,4 @@ fn cufile(context: &Context<'_>, plan: &mut Plan) -> Result<()> {
         action: Action::Set { path: place, keys },
     });
     Ok(())
-}
-
-/// A word for the shell.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }

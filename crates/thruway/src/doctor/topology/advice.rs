@@ -132,7 +132,7 @@ pub(super) fn of_mounts(machine: &Machine) -> Vec<MountAdvice> {
 }
 
 fn of_mount(machine: &Machine, target: &Target) -> MountAdvice {
-    let ways: Vec<(&Gpu, Reach)> = machine.gpus.iter().filter_map(|gpu| Some((gpu, distance(machine, gpu, target)?))).collect();
+    let ways: Vec<(&Gpu, Reach)> = machine.usable_gpus().filter_map(|gpu| Some((gpu, distance(machine, gpu, target)?))).collect();
     let best = ways.iter().min_by_key(|(_, distance)| *distance);
     let reason = match best {
         None => why_none(machine, target).to_owned(),
@@ -162,7 +162,9 @@ fn of_mount(machine: &Machine, target: &Target) -> MountAdvice {
 }
 
 fn why_none(machine: &Machine, target: &Target) -> &'static str {
-    if machine.gpus.is_empty() {
+    if machine.may_have_gpu() {
+        "no GPU could be seen"
+    } else if machine.gpus.is_empty() {
         "there is no GPU"
     } else if target.is_remote() && sources(machine, target).is_empty() {
         "it lies on another machine, and no network card that can do RDMA is to be seen, so all GPUs are equal to it"
@@ -175,7 +177,7 @@ fn why_none(machine: &Machine, target: &Target) -> &'static str {
 
 /// The best place for each GPU.
 pub(super) fn of_gpus(machine: &Machine, reports: &[PathReport]) -> Vec<GpuAdvice> {
-    machine.gpus.iter().map(|gpu| of_gpu(machine, reports, gpu)).collect()
+    machine.usable_gpus().map(|gpu| of_gpu(machine, reports, gpu)).collect()
 }
 
 fn of_gpu(machine: &Machine, reports: &[PathReport], gpu: &Gpu) -> GpuAdvice {

@@ -68,6 +68,9 @@ impl fmt::Display for Place {
 fn unseen(error: &std::io::Error) -> Unseen {
     match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Unseen::Absent,
+        // Nothing can be there: a name that is too long, or links that lead in a circle.
+        std::io::ErrorKind::InvalidFilename => Unseen::Absent,
+        _ if error.raw_os_error() == Some(libc::ELOOP) => Unseen::Absent,
         std::io::ErrorKind::PermissionDenied => Unseen::Denied,
         _ => Unseen::Failed(error.to_string()),
     }
