@@ -398,6 +398,22 @@ fn one_fact_decides() {
             "nvidia_fs.storage",
             Verdict::Warning,
         ),
+        // known issues of the release notes
+        ("nvidia-fs", vec![(File, "/proc/driver/nvidia-fs/modules", "")], Health::Broken, "nvidia_fs.storage", Verdict::Fault),
+        (
+            "nvidia-fs",
+            vec![(File, "/proc/driver/nvidia-fs/modules", ""), (Link, at, &new)],
+            Health::Broken,
+            "nvidia_fs.storage",
+            Verdict::Warning,
+        ),
+        (
+            "arm-gb10",
+            vec![(Lines, "nvidia_fs  /proc/modules", "nvidia_fs 1 0 - Live 0x0\n")],
+            Health::Slower,
+            "nvidia_fs.unwanted",
+            Verdict::Warning,
+        ),
         // what has a setting of its own
         ("p2pdma", vec![(File, "/sys/class/nvme/nvme0/transport", "rdma\n")], Health::Broken, "path.setting", Verdict::Warning),
         ("p2pdma", vec![(File, MOUNTS, virtiofs)], Health::Broken, "path.setting", Verdict::Warning),

@@ -37,6 +37,10 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
     findings.push(Finding::ok("nvidia_fs.module", format!("nvidia-fs {shown} is loaded"), MODULES));
     let version = version.as_deref().and_then(Version::parse);
     findings.extend(fitting(context, version.as_ref()).or_else(|| hang(context)));
+    if let Some(unwanted) = unwanted(context) {
+        findings.push(unwanted);
+        return;
+    }
     findings.push(nodes(context));
     findings.extend(context.machine.targets.iter().filter_map(|target| registered(context, target)));
     findings.extend(counters(context));
@@ -70,6 +74,14 @@ fn hang(context: &Context<'_>) -> Option<Finding> {
     let seen =
         "from Linux 6.17 on drives that take scatter lists may hang with nvidia-fs, unless their driver is DOCA 3.3 or newer";
     Some(Finding::new("nvidia_fs.version", verdict, seen, "uname").remedy(remedy).shuts(&NVFS))
+}
+
+/// On the DGX Spark, whose GPU shares the host's memory, NVIDIA says not to load it.
+fn unwanted(context: &Context<'_>) -> Option<Finding> {
+    let is_spark = context.machine.gpus.iter().any(|gpu| gpu.name.split_whitespace().any(|word| word == "GB10"));
+    let seen = "nvidia-fs is loaded beside a GB10, where NVIDIA says not to load it";
+    let finding = Finding::new("nvidia_fs.unwanted", Verdict::Warning, seen, MODULES);
+    is_spark.then(|| finding.remedy("unload nvidia-fs: `sudo modprobe -r nvidia-fs`"))
 }
 
 /// Whether the module goes with the driver and the library.
@@ -155,8 +167,23 @@ fn registered(context: &Context<'_>, target: &Target) -> Option<Finding> {
             .about(&target.path)
     } else {
         let seen = format!("its driver {driver} has not registered with nvidia-fs");
+        if driver == "nvme" && has_library_that_fails(context) {
+            let seen = format!("{seen}, and libcufile 1.16.0 fails there from the second file on while nvidia-fs is loaded");
+            let finding = Finding::new("nvidia_fs.storage", Verdict::Fault, seen, REGISTERED).about(&target.path);
+            return Some(
+                finding
+                    .remedy("unload nvidia-fs (`sudo modprobe -r nvidia-fs`), or install another libcufile")
+                    .shuts(&Route::CUFILE),
+            );
+        }
         Finding::new("nvidia_fs.storage", Verdict::Warning, seen, REGISTERED).about(&target.path).remedy(remedy).shuts(&NVFS)
     })
+}
+
+/// A known issue of libcufile 1.16.0.
+fn has_library_that_fails(context: &Context<'_>) -> bool {
+    let library = context.machine.library.as_ref().ok().and_then(|library| library.version.as_ref());
+    library.is_some_and(|version| version.0.starts_with(&[1, 16, 0]))
 }
 
 /// The same while nvidia-fs is not loaded: without a patched driver of the drives it would move nothing.

@@ -130,9 +130,9 @@ impl Reader<'_> {
             let rest = &rest[blanks..];
             let length = if rest.starts_with("//") {
                 rest.find('\n').unwrap_or(rest.len())
-            } else if rest.starts_with("/*") {
+            } else if let Some(inside) = rest.strip_prefix("/*") {
                 // Its end shares no star with its beginning.
-                rest[2..].find("*/").ok_or("a comment has no end")? + 4
+                inside.find("*/").ok_or("a comment has no end")? + 4
             } else {
                 self.at += blanks;
                 return Ok(());
