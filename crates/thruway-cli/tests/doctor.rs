@@ -178,6 +178,11 @@ fn changes_of_one_file_at_once_are_all_made_and_a_link_that_leads_nowhere_stays(
     let refused = run(directory.path(), ["config", "write", "link"]).failed();
     assert!(refused.stderr.contains("leads nowhere"), "{refused:?}");
     assert!(directory.path().join("link").is_symlink() && !directory.path().join("nowhere").exists());
+    // A name that is known in several places, and in none of them here.
+    std::fs::write(directory.path().join("lost"), r#"{"use_pci_p2pdma": true}"#).expect("write");
+    let lost = run(directory.path(), ["config", "check", "lost"]);
+    assert_eq!(lost.status, Some(1), "{lost:?}");
+    assert!(lost.stdout.contains("properties.use_pci_p2pdma") && lost.stdout.contains("block.nvme.use_pci_p2pdma"), "{lost:?}");
     // What is refused is not in force.
     std::fs::write(directory.path().join("bad"), r#"{"properties": {"io_batchsize": 0}}"#).expect("write");
     let explained = run(directory.path(), ["config", "explain", "bad"]).fine();

@@ -399,6 +399,13 @@ fn one_fact_decides() {
             Verdict::Warning,
         ),
         // known issues of the release notes
+        (
+            "nvidia-fs",
+            vec![(Call, "kernel", "release 6.12.0\nmachine x86_64\n")],
+            Health::Direct,
+            "host.small_requests",
+            Verdict::Ok,
+        ),
         ("nvidia-fs", vec![(File, "/proc/driver/nvidia-fs/modules", "")], Health::Broken, "nvidia_fs.storage", Verdict::Fault),
         (
             "nvidia-fs",

@@ -24,6 +24,10 @@ pub(super) fn check(context: &Context<'_>, findings: &mut Vec<Finding>) {
         }
         _ => Finding::ok("host.kernel", kernel, "uname"),
     });
+    if machine.kernel_at_least(&[6, 11]) && !machine.gpus.is_empty() {
+        let seen = "from Linux 6.11 on direct requests of 128 KiB or less are slower (release notes of GPUDirect Storage)";
+        findings.push(Finding::ok("host.small_requests", seen, "uname"));
+    }
     if machine.is_root == Some(false) {
         let seen = "an ordinary user: the access control of PCIe switches cannot be seen";
         findings.push(Finding::ok("host.user", seen, "geteuid"));

@@ -52,7 +52,10 @@ fn absent(context: &Context<'_>) -> Finding {
     let finding = |seen, remedy| Finding::new("nvidia_fs.module", Verdict::Warning, seen, MODULES).remedy(remedy).shuts(&NVFS);
     match (machine.container, is_installed) {
         (Some(_), _) => finding("nvidia-fs is not loaded", "load nvidia-fs on the host: `sudo modprobe nvidia-fs`"),
-        (_, true) => finding("nvidia-fs is installed and not loaded", "load nvidia-fs: `sudo modprobe nvidia-fs`"),
+        (_, true) => finding(
+            "nvidia-fs is installed and not loaded",
+            "load nvidia-fs: `sudo modprobe nvidia-fs`; if the driver was updated since (to 580.82.05 or newer), build it anew first",
+        ),
         _ => finding(
             "nvidia-fs is not loaded, and not installed for this kernel",
             "install the package nvidia-fs-dkms, then `sudo modprobe nvidia-fs`",

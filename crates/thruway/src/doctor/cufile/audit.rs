@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::jsonc::{Node, Value, parse};
-use super::schema::{Shape, find, is_section, meant_by_label, right_place};
+use super::schema::{Shape, find, is_section, meant_by_label, places, right_place};
 use crate::base::Result;
 use crate::base::error::printable;
 
@@ -107,6 +107,9 @@ fn settings(root: &Node) -> Settings {
     }
 }
 
+/// So many of the places where a name is known are named.
+const PLACES_SHOWN: usize = 3;
+
 /// One walk through the file. Whoever wrote it, it takes time in proportion to its length.
 struct Walk<'a> {
     text: &'a str,
@@ -173,6 +176,14 @@ impl Walk<'_> {
             return self.remark(node, path, false, what, format!("set {key}, and remove it"));
         }
         let placed = misplaced(node, path);
+        let known = places(path);
+        if placed.is_empty() && !known.is_empty() && !matches!(node.value, Value::Object(_)) {
+            let more = if known.len() > PLACES_SHOWN { ", among others" } else { "" };
+            let shown = known.iter().take(PLACES_SHOWN).copied().collect::<Vec<&str>>().join(", ");
+            let what = format!("it does not belong here, so libcufile leaves it out: keys of this name are {shown}{more}");
+            let remedy = format!("move {} to the one that is meant", printable(path));
+            return self.remark(node, path, true, what, remedy);
+        }
         if placed.is_empty() {
             return self.remark(node, path, false, "libcufile knows no such key and leaves it out", "remove it");
         }

@@ -31,8 +31,9 @@ pub fn set(text: &str, path: &str, json: &str) -> Result<String> {
         depth += 1;
     }
     if !matches!(node.value, Value::Object(_)) {
-        let message = format!("{path} cannot be set: {} is no object", keys[..depth].join("."));
-        return Err(Error::new(ErrorKind::InvalidInput, message).with_hint("correct the file with `thruway config check`"));
+        let what = if depth == 0 { "the file".to_owned() } else { keys[..depth].join(".") };
+        let message = format!("{path} cannot be set: {what} is no object");
+        return Err(Error::new(ErrorKind::InvalidInput, message).with_hint("write { } there by hand, and set it then"));
     }
     let unit = root.members().first().and_then(|member| indent(text, member.key_span.start)).filter(|blanks| !blanks.is_empty());
     let unit = unit.unwrap_or("    ");

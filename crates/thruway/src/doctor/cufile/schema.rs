@@ -210,6 +210,13 @@ pub fn is_section(path: &str) -> bool {
     SECTIONS.contains(path)
 }
 
+/// All places of keys with the last name of a path, those of single filesystems last.
+pub fn places(path: &str) -> Vec<&'static str> {
+    let mut places: Vec<&str> = BY_NAME.get(name(path)).into_iter().flatten().map(|key| key.path).collect();
+    places.sort_by_key(|place| place.starts_with("fs."));
+    places
+}
+
 /// Where a key belongs that was found at a wrong path: the known path that ends in the longest part of it. One word
 /// alone must be the end of one path only, or nobody knows which was meant.
 pub fn right_place(path: &str) -> Option<&'static str> {

@@ -31,7 +31,9 @@ impl Tree {
         let prober = Prober::new(live::PATIENCE);
         let root = prober.resolve(root).map_err(|unseen| not_seen(root, &unseen))?;
         let beside = match prober.read(&root.join("facts"), BYTES_MAX) {
-            Ok(bytes) => Capture::parse(&String::from_utf8_lossy(&bytes))?,
+            Ok(bytes) => {
+                Capture::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| error.with_file(&root.join("facts")))?
+            }
             Err(Unseen::Absent) if ["proc", "sys", "etc"].iter().all(|name| prober.resolve(&root.join(name)).is_err()) => {
                 let error = Error::new(
                     ErrorKind::InvalidInput,
