@@ -152,10 +152,7 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding], opening: Optio
     let in_the_way = easiest.map_or_else(Vec::new, |(_, bars)| bars);
     let expected = expected(target, gpu.is_some(), usable, open);
     let next = match expected {
-        Expected::Direct if target.place.as_ref().is_ok_and(|place| !place.may_write) => {
-            "prove it where one may write on the same drive: `thruway verify-direct PATH`".to_owned()
-        }
-        Expected::Direct => format!("prove it: `thruway verify-direct {}`", quoted(&target.path)),
+        Expected::Direct => proof(target),
         Expected::Plain if !machine.may_have_gpu() => "nothing: without a GPU this is the shortest path".to_owned(),
         _ => first_remedy(in_the_way),
     };
@@ -173,6 +170,15 @@ fn path(machine: &Machine, target: &Target, findings: &[Finding], opening: Optio
         shut: Route::ALL.into_iter().filter_map(shut).collect(),
         next,
         conclusion: String::new(),
+    }
+}
+
+/// How a direct path is proven.
+fn proof(target: &Target) -> String {
+    if target.place.as_ref().is_ok_and(|place| place.may_write) {
+        format!("prove it: `thruway verify-direct {}`", quoted(&target.path))
+    } else {
+        "prove it where one may write on the same drive: `thruway verify-direct PATH`".to_owned()
     }
 }
 
