@@ -28,8 +28,8 @@ const DATA_CENTRE: [&str; 21] = [
 /// Those that NVIDIA names for PCI P2PDMA (release notes of GPUDirect Storage 1.13 to 1.19), and their Grace siblings.
 const P2PDMA: [&str; 12] = ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", "B200", "B300", "GH200", "GB200", "GB300"];
 
-/// So many GPUs are looked at: several times as many as any machine has.
-const GPUS_MAX: usize = 256;
+/// So many GPUs are looked at: more than any machine has.
+const GPUS_MAX: usize = 32;
 
 /// A GPU.
 #[derive(Clone, Debug)]
