@@ -11,7 +11,7 @@ pub(crate) fn safe(text: &str) -> String {
     text.chars().map(|c| printable(c.encode_utf8(&mut utf8))).collect()
 }
 
-/// As [`safe`], of a path: bytes that are no text are shown as `\\xff`.
+/// As [`safe`], of a path: bytes that are no text are shown as `\xff`.
 pub(crate) fn safe_path(path: &std::path::Path) -> String {
     safe(&crate::facts::as_text(path))
 }
