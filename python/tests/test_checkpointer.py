@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 import thruway
 import torch
-from thruway.torch import Checkpointer
+from thruway import _save
+from thruway.torch import Checkpointer, _tensors
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -377,6 +379,22 @@ assert saving.wait().step == 1
     )
     told = run_program(program, str(tmp_path))
     assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _tensors.place("cuda:0"),
+        lambda: _tensors.current_stream("cuda:0"),
+        lambda: _tensors.stream_before([_save.Source("w", "F32", [1], "cuda:0", 0, 4, None)]),
+    ],
+)
+def test_a_child_of_a_process_that_used_cuda_is_told_before_torch_is_asked(
+    call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(thruway.UnsupportedError, match="forked"):
+        call()
 
 
 def test_a_thousand_saves_take_no_more_memory_and_descriptors_than_a_hundred(tmp_path: Path) -> None:

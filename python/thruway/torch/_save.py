@@ -33,8 +33,7 @@ def save_file(
         receipt: called with what the save did.
     """
     sources = _save.checked(_unshared(tensors), _source)
-    gpus = {source.device for source in sources} - {"host"}
-    stream = torch.cuda.current_stream(next(iter(gpus))).cuda_stream if gpus else None
+    stream = _tensors.stream_before(sources)
     _save.to_storage(sources, filename, metadata, max_shard_bytes, stream, receipt)
 
 

@@ -14,7 +14,7 @@ from thruway._errors import InvalidInputError
 from thruway._nest import Encoding
 from thruway._open import safe_open
 from thruway._thruway import Receipt, parse_header
-from thruway.torch import _load
+from thruway.torch import _load, _tensors
 from thruway.torch import _save as _tensors_save
 
 # Where the structure of a state stands in a file's header.
@@ -124,8 +124,7 @@ def _save_state(
     tensors = nest.groups.get("", {})
     if isinstance(f, (str, PathLike)):
         sources = _save.checked(tensors, source)
-        gpus = {one.device for one in sources} - {"host"}
-        stream = torch.cuda.current_stream(next(iter(gpus))).cuda_stream if gpus else None
+        stream = _tensors.stream_before(sources)
         _save.to_storage(sources, f, pairs, None, stream, receipt)
         return
     in_host_memory = {name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in tensors.items()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from thruway import _save
 from thruway._errors import InvalidInputError, UnsupportedError
 from thruway._open import Run
 
@@ -62,15 +63,20 @@ def place(device: Any) -> tuple[str, torch.device | None]:
         raise InvalidInputError("tensors on meta have no bytes that could be loaded")
     if wanted.type != "cuda":
         return "host", None if wanted.type == "cpu" else wanted
-    if torch.cuda._is_in_bad_fork():
-        hint = 'start workers with multiprocessing\'s "spawn" or "forkserver"'
-        raise UnsupportedError("this process was forked from one that had used the GPU already", hint=hint)
+    _ensure_not_forked()
     if not torch.cuda.is_available():
         raise UnsupportedError(
             f"torch {torch.__version__} finds no GPU that it can use, so nothing is loaded to {device}"
         )
     index = torch.cuda.current_device() if wanted.index is None else wanted.index
     return f"cuda:{index}", None
+
+
+def _ensure_not_forked() -> None:
+    """Raises in a child of a process that had used CUDA, which does not survive a fork."""
+    if torch.cuda._is_in_bad_fork():
+        hint = 'start workers with multiprocessing\'s "spawn" or "forkserver"'
+        raise UnsupportedError("this process was forked from one that had used the GPU already", hint=hint)
 
 
 def check_memory(name: str, tensor: torch.Tensor) -> None:
@@ -148,8 +154,21 @@ def packed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def current_stream(memory: str) -> int | None:
-    """The stream that a load comes after, if it goes to a GPU."""
-    return None if memory == "host" else torch.cuda.current_stream(memory).cuda_stream
+    """The stream that a transfer comes after, if it goes to or from a GPU.
+
+    Raises:
+        UnsupportedError: in a child of a process that had used CUDA.
+    """
+    if memory == "host":
+        return None
+    _ensure_not_forked()
+    return torch.cuda.current_stream(memory).cuda_stream
+
+
+def stream_before(sources: Iterable[_save.Source]) -> int | None:
+    """The stream that a save of these comes after: that of the one GPU that some of them lie on, if any do."""
+    gpus = {source.device for source in sources} - {"host"}
+    return current_stream(next(iter(gpus))) if gpus else None
 
 
 def allocate(wanted: list[int], memory: str) -> list[tuple[int, torch.Tensor]]:

@@ -37,7 +37,7 @@ from thruway import _nest, _save
 from thruway._errors import AlreadyExistsError, InvalidInputError, NotFoundError, UnsupportedError
 from thruway._thruway import __version__
 from thruway.torch import _nest as _torch_nest
-from thruway.torch import _state
+from thruway.torch import _state, _tensors
 from thruway.torch.dcp import _manifest
 from thruway.torch.dcp._manifest import Place, Value
 
@@ -299,8 +299,7 @@ class _Shards:
         sources = _save.checked(packed, _state.source)
         offsets = {name: {"saved_offsets": at} for name, (_, at) in tensors.items()}
         metadata = {"format": "pt", _TORCH_S_KEY: json.dumps(offsets), _manifest.WRITE_ID: self._write_id}
-        gpus = {one.device for one in sources} - {"host"}
-        stream = torch.cuda.current_stream(next(iter(gpus))).cuda_stream if gpus else None
+        stream = _tensors.stream_before(sources)
         path = self._directory / self._name(number)
         _save.to_storage(sources, path, metadata, None, stream, None)
         return path.stat().st_size
